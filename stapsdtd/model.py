@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, NewType
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 Vaddr = NewType("Vaddr", int)
 """An address as in the ELF file's program headers, before relocation."""
@@ -46,15 +46,13 @@ Displacement = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 SemaphoreOffset = Annotated[FileOffset, Meta(ge=SEMAPHORE_BYTES, multiple_of=SEMAPHORE_BYTES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Struct, frozen=True, gc=False):
     """The note itself gives the argument's value: `-4@$5`; a signed or unsigned number of 64 bits."""
 
     value: Annotated[int, Meta(ge=-(1 << 63))]
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(Struct, frozen=True, gc=False):
     """The argument is in a general register.
 
     name: the full-width register in the architecture's own spelling (`rax` for `%eax` too).
@@ -65,8 +63,7 @@ class Register:
     first_bit: Annotated[int, Meta(ge=0, le=8, multiple_of=8)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True, gc=False):
     """The argument is in the process's memory at base + index * scale + displacement: `-8(%rbp)`, `8(%rbp,%rcx,4)`.
 
     base and index are full-width registers. symbol: its address is added, as in `NBuffers(%rip)`; once resolved, the
@@ -80,8 +77,7 @@ class Memory:
     symbol: ArgumentText | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True, gc=False):
     """The argument is the address of a symbol, `$NBuffers`, plus displacement. base is as in Memory."""
 
     base: RegisterName | None
@@ -89,8 +85,7 @@ class Address:
     symbol: ArgumentText | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(Struct, frozen=True, gc=False):
     """The argument cannot be fetched; reason is for users."""
 
     reason: Reason
@@ -99,8 +94,7 @@ class Unavailable:
 Operand = Constant | Register | Memory | Address | Unavailable
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True, gc=False):
     """One argument of a site: `-4@%esi` is text, size 4 (bytes), signed, and a Register operand.
 
     size and signed describe the value, whatever the operand's own width.
@@ -121,8 +115,7 @@ class Argument:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True, gc=False):
     """A place in an object where a probe can fire. semaphore_offset is None if the note has no semaphore.
 
     nop_bytes: length of the nop there.
@@ -133,9 +126,12 @@ class Site:
     site_offset: Annotated[FileOffset, Meta(ge=0)]
     semaphore_offset: SemaphoreOffset | None
     function: FunctionName | None
-    # sites that differ differ in the rest, too, and dictionaries of thousands of sites are made while a client waits
-    arguments: tuple[Argument, ...] = field(hash=False)
+    arguments: tuple[Argument, ...]
     nop_bytes: Annotated[int, Meta(ge=1, le=LONGEST_NOP_BYTES)]
+
+    def __hash__(self) -> int:
+        # sites that differ differ in these, and dictionaries of thousands of sites are made while a client waits
+        return hash((self.provider, self.name, self.site_offset, self.semaphore_offset, self.function))
 
 
 @dataclass(frozen=True, slots=True)

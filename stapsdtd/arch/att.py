@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from stapsdtd.arch.expressions import not_an_operand, not_saved, parse_memory, parse_value
 from stapsdtd.model import Memory, Operand, Register, Unavailable

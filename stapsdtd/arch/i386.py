@@ -10,7 +10,8 @@ registers, but the note names only one.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stapsdtd.arch.att import Part, Registers
 from stapsdtd.arch.expressions import GOTOFF

@@ -8,7 +8,8 @@ At a hit the program counter is the site's address in the process, so the distan
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stapsdtd.arch.expressions import GOTOFF
 from stapsdtd.arch.registry import ARCHITECTURES

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from stapsdtd.arch import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
 from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from stapsdtd.functions.attaching import FENTRY, KPROBE, Way
 from stapsdtd.functions.model import FunctionArgument, KernelFunction
@@ -44,8 +43,7 @@ kprobe there would wait for the same lock (kernel/bpf/ringbuf.c). Two kprobes ar
 _WORD_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class KernelArgument(Argument):
+class KernelArgument(Argument, frozen=True, gc=False):
     """A value at a kernel function, whose memory is the kernel's. No file can declare one: `sandbox.codec` knows none.
 
     then: where the operand is memory, that has a pointer; offsets in bytes from it, and so on, to the value itself.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stapsdtd.arch import parse_arguments
 from stapsdtd.capture.bpf import layout
@@ -194,7 +195,7 @@ def test_address_of_a_symbol_counts_from_the_site() -> None:
 
 
 def test_floating_point_number_travels_as_its_bytes() -> None:
-    found = replace(argument(Memory("rbp"), 4, signed=True), is_float=True)
+    found = structs.replace(argument(Memory("rbp"), 4, signed=True), is_float=True)
     bits = struct.pack("<f", -1.5)
     assert number_in(found, registers={"rbp": 64}, memory={64: bits}) == int.from_bytes(bits, "little")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.operands import NotEncodableError, encode_value

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.errors import InvalidArgumentError

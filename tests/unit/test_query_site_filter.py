@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from stapsdtd.model import Argument, Capture, Site, SiteCapture, Unavailable
 from stapsdtd.query.compile import MAX_OPERATIONS, TOO_LONG, compile_for, operations

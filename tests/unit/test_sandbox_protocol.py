@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -134,7 +134,7 @@ def test_each_class_of_the_model_has_a_table_with_all_its_fields() -> None:
     held = {ParsedObject, Site, Problem, ReadOnlySegment, Argument}
     assert {table.kind for table in codec.TABLES} == held | set(get_args(Operand))
     for table in codec.TABLES:
-        assert [column.name for column in table.columns] == [field.name for field in dataclasses.fields(table.kind)]
+        assert [column.name for column in table.columns] == list(inspect.signature(table.kind).parameters)
 
 
 @pytest.mark.parametrize("hint", [str, int, bytes, str | None, int | None])
