@@ -72,6 +72,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SCAN_SECONDS = 30.0
+_GARBAGE_THRESHOLDS = 5000, 5, 40
+"""A collection stops all threads, for about 100 ns an object: of the youngest 5,000 or 25,000. A full one comes once
+there are a million more.
+"""
 
 
 class Daemon:
@@ -192,6 +196,7 @@ class Daemon:
             self._export(self._config.metrics)
         # all objects made so far live as long as the daemon; the garbage collector need not look at them again
         gc.freeze()
+        gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
     async def stop(self) -> None:
         """Disarm everything and stop, whether or not it has started. If a step fails, the others are done nevertheless.

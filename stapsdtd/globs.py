@@ -100,6 +100,11 @@ class Glob(Generic[AnyStr]):
             return self.matches_short(text) is not None
         return bool(reached_ends(self.pieces, _PlacesOfOne(text)))
 
+    @property
+    def is_literal(self) -> bool:
+        """Whether it only matches the text that it is itself."""
+        return self._prefix == self._pattern
+
     @cached_property
     def matches_short(self) -> Callable[[AnyStr], object]:
         """Returns None for a short text that does not match."""
@@ -110,7 +115,12 @@ class Glob(Generic[AnyStr]):
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """What is between the asterisks; all of it if there is none."""
-        return tuple(_pieces(_codes(self._pattern)))
+        return pieces_of(self._pattern)
+
+
+def pieces_of(pattern: str | bytes) -> tuple[Piece, ...]:
+    """Return what is between the asterisks of a pattern; all of it if there is none."""
+    return tuple(_pieces(_codes(pattern)))
 
 
 def _literal_ends(pattern: AnyStr) -> tuple[AnyStr, AnyStr]:
@@ -172,8 +182,13 @@ def _pieces(pattern: Sequence[int]) -> Iterator[Piece]:
             piece.append(_set(pattern[place:end]))
             place = end + 1
         else:
-            piece.append(CharacterSet(((character, character),)))
+            piece.append(_only(character))
     yield tuple(piece)
+
+
+@lru_cache(maxsize=1024)
+def _only(character: int) -> CharacterSet:
+    return CharacterSet(((character, character),))
 
 
 def _end_of_set(pattern: Sequence[int], place: int) -> int | None:

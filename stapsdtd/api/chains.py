@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from stapsdtd.catalog.selectors import Selector
+from stapsdtd.catalog.selector_set import SelectorSet
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.chain import MAX_LENGTH, Chain
 from stapsdtd.functions.probes import ENTRY, PROVIDER, RETURN
 from stapsdtd.model import Object
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -55,13 +56,14 @@ def with_functions(spec: SubscriptionSpec, functions: Sequence[Object]) -> Subsc
 def _with_functions(clause: ClauseSpec, functions: Sequence[Object]) -> ClauseSpec:
     if clause.chain is None:
         return clause
+    selectors = SelectorSet(clause.selectors)
     found: list[tuple[str, str]] = []
     for module, name in clause.chain.functions:
         obj = _only(module, name, functions)
         if (obj.path, name) in found:
             raise InvalidArgumentError(_FIELD, f"{obj.path}:{name} is named twice")
         found.append((obj.path, name))
-        entries, returns = (_chosen(clause.selectors, obj, name, end) for end in (ENTRY, RETURN))
+        entries, returns = (_chosen(selectors, obj, name, end) for end in (ENTRY, RETURN))
         if entries != returns:
             reason = f"selectors choose the entry and the return of {obj.path}:{name} for different processes"
             raise InvalidArgumentError(_FIELD, reason)
@@ -84,12 +86,12 @@ def _only(module: str, name: str, functions: Iterable[Object]) -> Object:
     return found[0]
 
 
-def _chosen(selectors: Iterable[Selector], obj: Object, name: str, end: str) -> frozenset[int] | None:
+def _chosen(selectors: SelectorSet, obj: Object, name: str, end: str) -> frozenset[int] | None:
     """Return the processes for which an end of a function is chosen, None for all."""
     sites = [site for site in obj.parsed.sites if site.function == name and site.name == end]
-    matches = [match for selector in selectors for site in sites if (match := selector.match(obj.path, site))]
-    if not matches:
+    (meant,) = finish(selectors.meant([(obj.path, obj.parsed.providers)]))
+    by_site = [selectors.pids(chosen) for chosen in finish(selectors.choose(meant, sites))]
+    if not by_site:
         selector = f"{PROVIDER}:{obj.path}:{name}:{end}"
         raise InvalidArgumentError(_FIELD, f"no selector of the clause chooses {selector}, which it needs")
-    pids = {match.pid for match in matches}
-    return None if None in pids else frozenset(pid for pid in pids if pid is not None)
+    return None if None in by_site else frozenset().union(*(pids or () for pids in by_site))

@@ -15,6 +15,7 @@ from stapsdtd.api.rights import Users
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selection import select
+from stapsdtd.catalog.selector_set import SelectorSet
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.kernel.identity import Identities, ProcessIdentity
 from stapsdtd.kernel.locked import LockedCalls
@@ -114,7 +115,7 @@ class Listing:
 
         def steps() -> Generator[None, None, Listed]:
             listed = Listed()
-            for probes in select(selectors, objects, pids):
+            for probes in select(SelectorSet(selectors), objects, pids):
                 listed.pids.update(pid for probe in probes for pid in probe.pids)
                 listed.probes += (convert.probe(probe, self._backend.nops) for probe in limiter.of(probes))
                 yield

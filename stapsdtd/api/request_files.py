@@ -9,6 +9,7 @@ from dataclasses import replace
 from stapsdtd.api import requests
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
+from stapsdtd.api.listing import Listing
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.errors import InvalidArgumentError, InventoryError
 from stapsdtd.inventory.files import matching
@@ -24,8 +25,9 @@ class RequestFiles:
     LimitReachedError and InventoryError.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, listing: Listing) -> None:
         self._backend = backend
+        self._listing = listing
 
     async def of_list(
         self, request: pb.ListProbesRequest, selectors: tuple[Selector, ...], caller: Caller
@@ -77,7 +79,8 @@ class RequestFiles:
             if peer.uid is None:
                 caller.rights.check_files()
             credentials = Credentials(peer.client, peer.uid, peer.groups, os.getpid())
-        paths = [file.path for file in matching(backend.inventory.files(), selectors)]
+        steps = matching(backend.inventory.files(), selectors)
+        paths = [file.path for file in await self._listing.in_turns(caller.rights.client, steps)]
         if not paths:
             return (), 0
         shown = paths[:_MAX_INSTALLED]

@@ -46,7 +46,7 @@ class StapsdtServicer:
         self._subscribers = Subscribers(backend.subscriptions, backend.gate)
         self._streams = Streams()
         self._listing = Listing(backend)
-        self._files = RequestFiles(backend)
+        self._files = RequestFiles(backend, self._listing)
         self._calls = OpenCalls(backend.control)
         self._watches = Watches(backend, self._listing, self._calls)
 

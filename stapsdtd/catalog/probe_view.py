@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable
 
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selection import select
+from stapsdtd.catalog.selector_set import SelectorSet
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.model import ObjectKey, Probe
 
@@ -15,7 +16,7 @@ class ProbeView:
 
     def __init__(self, selectors: tuple[Selector, ...], pids: frozenset[int]) -> None:
         """pids: see `select`."""
-        self._selectors = selectors
+        self._selectors = SelectorSet(selectors)
         self._pids = pids
         self._shown: dict[ObjectKey, dict[tuple[str, str], Probe]] = {}
 

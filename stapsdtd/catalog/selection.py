@@ -2,57 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
 from stapsdtd.catalog.registry import MappedObject
-from stapsdtd.catalog.selectors import Selector, choose, meant
+from stapsdtd.catalog.selector_set import Chosen, SelectorSet
 from stapsdtd.model import Probe, Site
 
 _T = TypeVar("_T")
 
-_STEP_MATCHES = 4000
-"""How many sites are matched in a step, counting each selector: some 2 ms."""
+_OBJECTS_PER_STEP = 256
+_PROVIDERS_PER_STEP = 1024
+_SITES_PER_STEP = 2048
 
 
 def select(
-    selectors: tuple[Selector, ...], objects: Iterable[MappedObject], pids: frozenset[int] = frozenset()
+    selectors: SelectorSet, objects: Iterable[MappedObject], pids: frozenset[int] = frozenset()
 ) -> Iterator[list[Probe]]:
-    """Select the probes, and of these the sites, that any selector matches; no selectors match everything.
+    """Select the probes, and of these the sites, that any selector matches.
 
     Each step yields what it found, which may be nothing. pids: at least one of them must map the probe; empty for any
     process.
     """
-    passed_over = 0
-    for mapped in objects:
-        obj = mapped.object
-        narrowed = meant(selectors, obj.path, obj.parsed.providers)
-        if (pids and pids.isdisjoint(mapped.pids)) or (selectors and not narrowed):
-            passed_over += 1 + len(selectors)
-            if passed_over >= _STEP_MATCHES:
-                passed_over = 0
-                yield []
-            continue
-        named: dict[tuple[str, str], list[Site]] = {}
-        for part in parts(obj.parsed.sites, len(narrowed)):
-            for site in _chosen(narrowed, mapped, part):
-                named.setdefault((site.provider, site.name), []).append(site)
+    for some in _few(objects):
+        mapped = [each for each in some if not pids or not pids.isdisjoint(each.pids)]
+        names = [(each.object.path, each.object.parsed.providers) for each in mapped]
+        meant = yield from _without_probes(selectors.meant(names))
+        yield []
+        for each, by in zip(mapped, meant, strict=True):
+            if by:
+                chosen = yield from _without_probes(selectors.choose(by, each.object.parsed.sites))
+                yield from _probes(each, [of for of in chosen if _is_of(selectors.pids(of), each.pids)])
+
+
+def _few(objects: Iterable[MappedObject]) -> Iterator[list[MappedObject]]:
+    some: list[MappedObject] = []
+    providers = 0
+    for each in objects:
+        some.append(each)
+        providers += len(each.object.parsed.providers)
+        if len(some) >= _OBJECTS_PER_STEP or providers >= _PROVIDERS_PER_STEP:
+            yield some
+            some, providers = [], 0
+    yield some
+
+
+def _is_of(named: frozenset[int] | None, pids: Iterable[int]) -> bool:
+    return named is None or not named.isdisjoint(pids)
+
+
+def _probes(mapped: MappedObject, chosen: list[Chosen]) -> Iterator[list[Probe]]:
+    named: dict[tuple[str, str], list[Site]] = {}
+    for number, each in enumerate(chosen, 1):
+        named.setdefault((each.site.provider, each.site.name), []).append(each.site)
+        if number % _SITES_PER_STEP == 0:
             yield []
-        for some in parts(tuple(named.items()), len(narrowed)):
-            yield [Probe(obj, provider, name, tuple(sites), mapped.pids) for (provider, name), sites in some]
+    probes: list[Probe] = []
+    for (provider, name), sites in named.items():
+        probes.append(Probe(mapped.object, provider, name, tuple(sites), mapped.pids))
+        if len(probes) >= _SITES_PER_STEP:
+            yield probes
+            probes = []
+    yield probes
 
 
-def parts(items: tuple[_T, ...], selectors: int) -> Iterator[tuple[_T, ...]]:
-    """Divide sites into as many as are matched in a step. selectors: how many each is matched by."""
-    at_a_time = max(1, _STEP_MATCHES // (4 + selectors))
-    return (items[first : first + at_a_time] for first in range(0, len(items), at_a_time))
-
-
-def _chosen(selectors: tuple[Selector, ...], mapped: MappedObject, sites: tuple[Site, ...]) -> Iterable[Site]:
-    if not selectors:
-        return sites
-    return (
-        selected.capture.site
-        for selected in choose(selectors, mapped.object.path, sites)
-        if selected.pids is None or not selected.pids.isdisjoint(mapped.pids)
-    )
+def _without_probes(steps: Generator[None, None, _T]) -> Generator[list[Probe], None, _T]:
+    """Take steps that find no probes."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        yield []

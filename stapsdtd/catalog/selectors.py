@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.globs import Glob
 from stapsdtd.model import MAX_STRING_BYTES, Capture, Site, SiteCapture
 
-_MAX_PROVIDERS = 16
-"""Of an object with more, each site is matched."""
 MAX_SELECTOR_LENGTH = 1024
 _LONG_FORM_COLONS = 3
 _CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*+(?::\s*(int|hex|str|buf)\s*+(?:\[\s*(\d{1,9})\s*\]\s*)?)?")
@@ -85,40 +82,17 @@ class Selector:
     def matches_module(self, path: str) -> bool:
         return self.module.matches(path if "/" in self.module.text else os.path.basename(path))
 
-    def match(self, path: str, site: Site) -> Match | None:
-        """Match a site of the object at path; None if it does not match."""
-        if not self.matches_module(path):
-            return None
-        return self.match_names(normalized(site.provider), site.function or "", normalized(site.name))
-
-    def match_names(self, provider: str, function: str, name: str) -> Match | None:
-        """Match a site of an object whose path matches, by its normalized names."""
-        if not self.name.matches(name) or not self.function.matches(function):
-            return None
-        if self.provider.matches(provider):
-            return Match(self, None)
-        if self.provider_of_pid is not None and self.provider_of_pid[0].matches(provider):
-            return Match(self, self.provider_of_pid[1])
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """pid is None unless the selector names a process."""
-
-    selector: Selector
-    pid: int | None
-
 
 @dataclass(frozen=True, slots=True)
 class SelectedSite:
     """What to arm at a site, and for which processes; None for all. clause: the one that selects it, by position in its
-    subscription.
+    subscription. is_both: it would be the end of a span, and a start.
     """
 
     capture: SiteCapture
     pids: frozenset[int] | None
     clause: int = 0
+    is_both: bool = False
 
     @property
     def key(self) -> tuple[int, Site]:
@@ -221,31 +195,7 @@ def _normalized_glob(glob: str) -> str:
     return _HYPHEN.sub(lambda match: match[1] or "__", sets + bracket) + normalized(rest)
 
 
-def meant(selectors: Sequence[Selector], path: str, providers: Collection[str]) -> tuple[Selector, ...]:
-    """Return the selectors that may choose sites of an object at path, by its name and providers."""
-    few = providers if len(providers) <= _MAX_PROVIDERS else ()
-    return tuple(
-        selector
-        for selector in selectors
-        if selector.matches_module(path) and (not few or any(map(selector.matches_provider, few)))
-    )
-
-
-def choose(selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]) -> list[SelectedSite]:
-    """Select an object's sites. If several selectors match a site, the first one's captures apply."""
-    selected_sites = []
-    of_path = [selector for selector in selectors if selector.matches_module(path)]
-    for site in sites if of_path else ():
-        parts = normalized(site.provider), site.function or "", normalized(site.name)
-        matches = [match for selector in of_path if (match := selector.match_names(*parts))]
-        if matches:
-            pids = {match.pid for match in matches}
-            scope = None if None in pids else frozenset(pid for pid in pids if pid is not None)
-            selected_sites.append(SelectedSite(SiteCapture(site, _captures(matches[0].selector, site)), scope))
-    return selected_sites
-
-
-def _captures(selector: Selector, site: Site) -> tuple[Capture, ...]:
+def captures_at(selector: Selector, site: Site) -> tuple[Capture, ...]:
     """Return what to capture at a site. A glob's captures leave out the arguments that a site lacks."""
     if selector.captures is None:
         return tuple(Capture(index) for index in range(len(site.arguments)))

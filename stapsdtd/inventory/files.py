@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
+from stapsdtd.catalog.selector_set import SelectorSet
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.model import ArchitectureName, BuildId, Name, ParsedObject
 
@@ -100,21 +101,14 @@ class Index:
         return removed
 
 
-def matching(files: Iterable[InstalledFile], selectors: Collection[Selector]) -> list[InstalledFile]:
-    """Return the files that may have what any of the selectors names, libraries first. No selectors match all.
+def matching(
+    files: Iterable[InstalledFile], selectors: Sequence[Selector]
+) -> Generator[None, None, list[InstalledFile]]:
+    """Find the files that may have what any of the selectors names, libraries first, in steps. No selectors match all.
 
     Which functions a file's probes are in is known only when it is opened.
     """
-    # many files have the same probes
-    by_probes: dict[tuple[tuple[str, str], ...], list[Selector]] = {}
-    found = []
-    for file in files:
-        if file.probes not in by_probes:
-            by_probes[file.probes] = [
-                each
-                for each in selectors
-                if any(each.matches_provider(provider) and each.matches_name(name) for provider, name in file.probes)
-            ]
-        if not selectors or any(each.matches_module(file.path) for each in by_probes[file.probes]):
-            found.append(file)
+    by_name = [(file.path, file.probes) for file in files]
+    naming = yield from SelectorSet(selectors).naming(by_name)
+    found = [file for file, by in zip(files, naming, strict=True) if by]
     return sorted(found, key=lambda file: (not file.is_library, file.path))

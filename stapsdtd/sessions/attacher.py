@@ -183,7 +183,7 @@ class Attacher:
             or missing_argument(site_filter.wanted)
             or site_filter.why_not(why_not)
             or why_not_computed(clause.spec.aggregation, selected.capture, why_not)
-            or clause.why_not_paired(obj.path, selected.capture, why_not)
+            or clause.why_not_paired(selected, why_not)
             or self._why_not_armed(descriptor, obj, selected.capture.site)
         )
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from stapsdtd import model
-from stapsdtd.catalog.selection import parts
-from stapsdtd.catalog.selectors import SelectedSite, Selector, choose, meant
-from stapsdtd.model import Object, ObjectKey, Site, SiteCapture
+from stapsdtd.catalog.selector_set import Chosen, SelectorSet
+from stapsdtd.catalog.selectors import SelectedSite
+from stapsdtd.model import Object, ObjectKey, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.sessions.spec import ClauseSpec
@@ -16,6 +15,10 @@ from stapsdtd.sessions.spec import ClauseSpec
 _OfClauses = tuple[tuple[SelectedSite, ...], ...]
 Found = dict[str, _OfClauses]
 """By an object's names: the sites that each clause chooses under it."""
+
+_FEW = 64
+"""Matches that are made only to find out whether more are to be."""
+_SITES_PER_STEP = 256
 
 
 def names_of(obj: Object, mappings: Mapping[int, model.Mapping], named: NamedFile | None = None) -> list[str]:
@@ -33,32 +36,22 @@ class Choices:
     """Of objects by their names, as far as they have been found. `search` may run in another thread."""
 
     def __init__(self, clauses: Sequence[ClauseSpec]) -> None:
-        self._clauses = clauses
+        self._clauses = [_Clause(position, clause) for position, clause in enumerate(clauses)]
         self._found: dict[ObjectKey, Found] = {}
 
     def matches(self, obj: Object, names: Iterable[str]) -> int:
-        """Return how many sites are to be matched, counting each selector, until `of` knows these names."""
+        """Return how many sites are to be matched, counting each selector that is a glob, until `of` knows these
+        names.
+        """
         found = self._found.get(obj.key, {})
-        return sum(
-            len(obj.parsed.sites) * len(meant(_selectors(clause), name, obj.parsed.providers))
-            for name in names
-            if name not in found
-            for clause in self._clauses
-        )
+        return sum(clause.matches(obj, name) for name in names if name not in found for clause in self._clauses)
 
     def search(self, obj: Object, names: Collection[str]) -> Generator[None, None, Found]:
         """Choose sites step by step."""
-        found: Found = {}
-        for name in names:
-            chosen: list[tuple[SelectedSite, ...]] = []
-            for position, clause in enumerate(self._clauses):
-                of_clause: list[SelectedSite] = []
-                narrowed = meant(_selectors(clause), name, obj.parsed.providers)
-                for sites in parts(obj.parsed.sites if narrowed else (), len(narrowed)):
-                    of_clause += _chosen(position, clause, name, sites)
-                    yield
-                chosen.append(tuple(of_clause))
-            found[name] = tuple(chosen)
+        found: Found = dict.fromkeys(names, ())
+        for name in found:
+            for clause in self._clauses:
+                found[name] += ((yield from clause.search(obj, name)),)
         return found
 
     def take(self, key: ObjectKey, found: Found) -> None:
@@ -82,27 +75,45 @@ class Choices:
         self._found.pop(key, None)
 
 
-def _selectors(clause: ClauseSpec) -> tuple[Selector, ...]:
-    return clause.selectors + (clause.span.selectors if clause.span else ())
+class _Clause:
+    """Its selectors, those of the starts of its span after those of events or ends."""
 
+    def __init__(self, position: int, spec: ClauseSpec) -> None:
+        self._position = position
+        self._spec = spec
+        self._selectors = SelectorSet(spec.selectors + (spec.span.selectors if spec.span else ()))
+        self._of_ends = (1 << len(spec.selectors)) - 1
 
-def _chosen(position: int, clause: ClauseSpec, name: str, sites: tuple[Site, ...]) -> list[SelectedSite]:
-    """Return which of some sites of an object of this name a clause selects, and what is captured at each."""
-    selected = choose(clause.selectors, name, sites)
-    chosen = [_capturing(each, clause.captured(each.capture), position) for each in selected]
-    if clause.span is None:
-        return chosen
-    ends = {each.capture.site for each in chosen}
-    captures = clause.span.span.start_captures
-    return chosen + [
-        replace(each, capture=SiteCapture(each.capture.site, captures, is_start=True), clause=position)
-        for each in choose(clause.span.selectors, name, sites)
-        # a site that is both is refused as an end
-        if each.capture.site not in ends
-    ]
+    def matches(self, obj: Object, name: str) -> int:
+        """See `Choices.matches`."""
+        effort, providers = self._selectors.effort, obj.parsed.providers
+        matches = len(obj.parsed.sites) * effort
+        if matches > _FEW and len(providers) * effort <= _FEW:
+            (meant,) = finish(self._selectors.meant([(name, providers)]))
+            return matches if meant else 0
+        return matches
 
+    def search(self, obj: Object, name: str) -> Generator[None, None, tuple[SelectedSite, ...]]:
+        """Choose sites of an object of this name, and what is captured at each."""
+        (meant,) = yield from self._selectors.meant([(name, obj.parsed.providers)])
+        chosen = yield from self._selectors.choose(meant, obj.parsed.sites)
+        ends: list[SelectedSite] = []
+        starts: list[SelectedSite] = []
+        for number, each in enumerate(chosen, 1):
+            end, start = each.among(self._of_ends), each.among(~self._of_ends)
+            if end is not None:
+                ends.append(self._end(end, is_both=start is not None))
+            elif start is not None:
+                starts.append(self._start(start))
+            if number % _SITES_PER_STEP == 0:
+                yield
+        return (*ends, *starts)
 
-def _capturing(selected: SelectedSite, capture: SiteCapture, position: int) -> SelectedSite:
-    if capture.captures == selected.capture.captures and capture.listed is None and position == selected.clause:
-        return selected
-    return replace(selected, capture=capture, clause=position)
+    def _end(self, chosen: Chosen, *, is_both: bool) -> SelectedSite:
+        capture = self._spec.captured(self._selectors.captured(chosen))
+        return SelectedSite(capture, self._selectors.pids(chosen), self._position, is_both)
+
+    def _start(self, chosen: Chosen) -> SelectedSite:
+        captures = self._spec.span.span.start_captures if self._spec.span else ()
+        capture = SiteCapture(chosen.site, captures, is_start=True)
+        return SelectedSite(capture, self._selectors.pids(chosen), self._position)

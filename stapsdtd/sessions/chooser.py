@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import Future
+from typing import TypeVar
 
 from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object
@@ -16,6 +17,8 @@ from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.choices import Found, names_of
 from stapsdtd.sessions.live import Choosing, FirstArming, LiveSubscription
 from stapsdtd.sessions.matcher import selected_sites
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +53,11 @@ class Chooser:
         return False
 
     def _search(self, live: LiveSubscription, obj: Object, names: Collection[str]) -> Future[Found]:
-        queue = Queue(live.subscription.client.name)
-        return self._thread.take_turns(queue, live.choices.search(obj, names), f"matching {obj.path}")
+        return self.take_turns(live, live.choices.search(obj, names), f"matching {obj.path}")
+
+    def take_turns(self, live: LiveSubscription, steps: Generator[None, None, _T], name: str) -> Future[_T]:
+        """Take steps in the matching thread. name: for messages."""
+        return self._thread.take_turns(Queue(live.subscription.client.name), steps, name)
 
     def _on_found(
         self,

@@ -9,6 +9,7 @@ from functools import partial
 
 from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.capture.engine import LossStage, SubscriptionKey
+from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object, Site, SiteCapture
 from stapsdtd.query.evaluate import steps
 from stapsdtd.query.expression import Condition
@@ -83,9 +84,9 @@ class Clause:
         """How many steps are taken in the daemon for each byte of events, about."""
         return steps(self.spec.expressions) + (_PAIRING_STEPS if self.pairing else 0)
 
-    def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured) -> str | None:
+    def why_not_paired(self, selected: SelectedSite, why_not: WhyNotCaptured) -> str | None:
         """See `ClauseSpec.why_not_paired`."""
-        return self.spec.why_not_paired(path, wanted, why_not, in_engine=self.engine_pairs)
+        return self.spec.why_not_paired(selected, why_not, in_engine=self.engine_pairs)
 
     def id_to_arm(self, found: Object, capture: SiteCapture, added_late: str | None = None) -> int:
         """See `SiteIds.id_to_arm`. Call this from the arming thread."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,7 +83,7 @@ class InstalledFollower:
         self._object_of = object_of
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, dict[str, None]] = {}
+        self._waiting: dict[str, list[InstalledFile]] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
         installed.on_change = self._on_change_in_any_thread
 
@@ -93,10 +93,10 @@ class InstalledFollower:
 
     def begin(self, live: LiveSubscription) -> None:
         """Arm for a new subscription what is installed; Subscribe waits for it."""
-        wanted, first = self._wanted(live, self._installed.files()), live.first
-        if wanted and first is not None:
+        files, first = self._installed.files(), live.first
+        if files and first is not None and _may_want(live.subscription.spec):
             first.add()
-            self._open(live, wanted).add_done_callback(lambda _: first.settle())
+            self._consider(live, files).add_done_callback(lambda _: first.settle())
 
     def _on_change_in_any_thread(self, change: Change) -> None:
         self._loop.call_soon_threadsafe(self._on_change, change)
@@ -104,8 +104,8 @@ class InstalledFollower:
     def _on_change(self, change: Change) -> None:
         for live in list(self._live.values()):
             self._let_go(live, {file.path for file in change.removed})
-            if wanted := self._wanted(live, change.installed):
-                self._open(live, wanted)
+            if change.installed and _may_want(live.subscription.spec):
+                self._consider(live, change.installed)
 
     def _let_go(self, live: LiveSubscription, paths: set[str]) -> None:
         """Let go of files that were removed, or written to."""
@@ -113,24 +113,37 @@ class InstalledFollower:
             if file.path in paths and not file.is_unchanged:
                 self._follower.let_go(live, key)
 
-    def _wanted(self, live: LiveSubscription, files: Iterable[InstalledFile]) -> list[InstalledFile]:
+    def _consider(self, live: LiveSubscription, files: Iterable[InstalledFile]) -> asyncio.Task[None]:
+        """Have those opened that are wanted, together with what else is installed until the last ones have been."""
+        ident = live.subscription.id
+        self._waiting.setdefault(ident, []).extend(files)
+        task = self._opening.get(ident)
+        if task is None:
+            task = self._opening[ident] = self._loop.create_task(self._consider_all(live))
+        return task
+
+    async def _consider_all(self, live: LiveSubscription) -> None:
+        ident = live.subscription.id
+        try:
+            while files := self._waiting.pop(ident, None):
+                if paths := await self._wanted(live, files):
+                    await self._open_and_hold(live, paths)
+        finally:
+            del self._opening[ident]
+
+    async def _wanted(self, live: LiveSubscription, files: Sequence[InstalledFile]) -> list[str]:
         """Return the files that a subscription may want before a process maps them."""
         spec = live.subscription.spec
-        if spec.credentials is None or spec.files is not None or spec.scope.pids or spec.scope.containers:
-            return []
         # whoever asks for all probes means those of running programs
         selectors = [selector for selector in spec.selectors if not selector.is_any]
-        if not selectors:
-            return []
+        matched = await asyncio.wrap_future(
+            self._chooser.take_turns(live, matching(files, selectors), "matching installed files")
+        )
         held = {live.files[key].path for key in live.installed if live.files[key].is_unchanged}
-        found = {
-            file.path: file
-            for file in matching(files, selectors)
-            if not why_foreign(file.architecture) and file.path not in held
-        }
+        found = [file.path for file in matched if not why_foreign(file.architecture) and file.path not in held]
         # these are armed already, and stay so as long as their paths lead to them
         mapped = self._mapped_among(found) if spec.owners is None else set()
-        wanted = [file for path, file in found.items() if path not in mapped]
+        wanted = [path for path in dict.fromkeys(found) if path not in mapped]
         return wanted[: self._room(live, len(wanted))]
 
     def _room(self, live: LiveSubscription, wanted: int) -> int:
@@ -141,29 +154,13 @@ class InstalledFollower:
             self._say_left_out(live)
         return room
 
-    def _mapped_among(self, paths: Collection[str]) -> set[str]:
+    def _mapped_among(self, paths: Iterable[str]) -> set[str]:
+        among = set(paths)
         return {
             obj.path
             for obj in self._registry.objects()
-            if obj.path in paths and self._registry.mappings(obj.key) and self._follower.is_host_file(obj)
+            if obj.path in among and self._registry.mappings(obj.key) and self._follower.is_host_file(obj)
         }
-
-    def _open(self, live: LiveSubscription, files: list[InstalledFile]) -> asyncio.Task[None]:
-        """Have files opened, together with what else is installed until the last ones have been."""
-        ident = live.subscription.id
-        self._waiting.setdefault(ident, {}).update(dict.fromkeys(file.path for file in files))
-        task = self._opening.get(ident)
-        if task is None:
-            task = self._opening[ident] = self._loop.create_task(self._open_all(live))
-        return task
-
-    async def _open_all(self, live: LiveSubscription) -> None:
-        ident = live.subscription.id
-        try:
-            while paths := self._waiting.pop(ident, None):
-                await self._open_and_hold(live, [*paths])
-        finally:
-            del self._opening[ident]
 
     async def _open_and_hold(self, live: LiveSubscription, paths: list[str]) -> None:
         subscription = live.subscription
@@ -214,6 +211,12 @@ class InstalledFollower:
                 live.subscription.id,
                 extra=fields(client=live.subscription.client.name),
             )
+
+
+def _may_want(spec: SubscriptionSpec) -> bool:
+    """Report whether installed files may be armed before a process maps them."""
+    is_of_some = spec.files is not None or spec.scope.pids or spec.scope.containers
+    return spec.credentials is not None and not is_of_some and not all(each.is_any for each in spec.selectors)
 
 
 def credentials_of(client: str, spec: SubscriptionSpec, uid: int | None, groups: frozenset[int]) -> Credentials | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stapsdtd.aggregate.aggregation import Aggregation
-from stapsdtd.catalog.selectors import Selector
+from stapsdtd.catalog.selectors import SelectedSite, Selector
 from stapsdtd.functions.chain import Chain
 from stapsdtd.model import BuiltIn, Capture, SiteCapture
 from stapsdtd.procs.named_files import Credentials
@@ -94,11 +94,12 @@ class ClauseSpec:
         captures = listed + captured(self.fields, selected.site)
         return replace(selected, captures=captures, listed=len(listed) if self.computes else None)
 
-    def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured, *, in_engine: bool) -> str | None:
-        """Return why hits of a site cannot be paired, or None if they can. path: of its object."""
+    def why_not_paired(self, selected: SelectedSite, why_not: WhyNotCaptured, *, in_engine: bool) -> str | None:
+        """Return why hits of a site cannot be paired, or None if they can."""
         if self.span is None:
             return None
-        if not wanted.is_start and any(selector.match(path, wanted.site) for selector in self.span.selectors):
+        wanted = selected.capture
+        if selected.is_both:
             return "it would be both the start and the end of a span"
         if in_engine and self.filter_at(wanted).evaluated is not None:
             return "its filter cannot be tested where it hits, so that the engine cannot pair it"

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import click
 import pytest
 
-from stapsdtd.catalog.selectors import choose, parse
+from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli.expanded_selectors import expanded, matched_probes, narrowed
 from stapsdtd.cli.known_signatures import Known
 from stapsdtd.cli.signature_captures import Resolved
 from stapsdtd.client import Probe
 from tests.unit.samples import argument, site
 from tests.unit.test_cli_signatures import INT, POINTER, SALE, known, probe
+from tests.unit.test_selectors import choose
 
 __all__ = ["known"]
 
@@ -23,8 +24,8 @@ OF_SALE = "arg0:str, arg1, arg2:hex, arg3, arg4"
 def captured(resolved: Sequence[Resolved], path: str, name: str = "sale", arguments: int = 5) -> list[str]:
     """Return what the server captures at a site of a probe: `0s 1 2x`."""
     selectors = tuple(parse(each.text) for each in resolved)
-    (chosen,) = choose(selectors, path, (site(name, 1, [argument()] * arguments, provider="shop"),))
-    return [f"{each.subject}{'s' * each.is_string}{'x' * each.is_hex}" for each in chosen.capture.captures]
+    ((chosen, _),) = choose(selectors, path, (site(name, 1, [argument()] * arguments, provider="shop"),))
+    return [f"{each.subject}{'s' * each.is_string}{'x' * each.is_hex}" for each in chosen.captures]
 
 
 def test_a_glob_captures_strings_of_probes_that_are_known(known: Known) -> None:
@@ -131,7 +132,7 @@ def test_narrowed_selectors_match_what_they_are_narrowed_to(given: str, provider
     assert narrowed(selector, provider, "sale", path) == text
     found = parse(text)
     where = site("sale", provider=provider, function="main")
-    assert found.match(path or "/lib/shop", where) is not None
+    assert choose((found,), path or "/lib/shop", (where,))
     assert found.function.text == selector.function.text
 
 

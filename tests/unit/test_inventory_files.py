@@ -7,6 +7,7 @@ import pytest
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import InventorySettings
 from stapsdtd.inventory.files import MAX_PROBES, Index, InstalledFile, matching
+from stapsdtd.runtime.fair_thread import finish
 
 
 def file(number: int, path: str, *probes: str) -> InstalledFile:
@@ -35,7 +36,7 @@ FILES = [
     ],
 )
 def test_selectors_choose_files_libraries_first(selectors: list[str], paths: list[str]) -> None:
-    assert [each.path for each in matching(FILES, [*map(parse, selectors)])] == paths
+    assert [each.path for each in finish(matching(FILES, [*map(parse, selectors)]))] == paths
 
 
 def test_files_beyond_the_bounds_are_left_out() -> None:

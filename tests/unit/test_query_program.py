@@ -169,7 +169,7 @@ def test_what_no_jump_leads_to_is_left_out(text: str, tests: int, start: int) ->
     ],
 )
 def test_why_not(operand: object, size: int, is_float: bool, reason: str | None) -> None:
-    found = replace(argument(size=size), operand=operand, is_float=is_float)  # type: ignore[arg-type]
+    found = replace(argument(size=size), operand=operand, is_float=is_float)
     assert why_not(parsed("pid == 1 || arg0"), site_of(found)) == reason
     assert why_not(parsed("pid == 1"), site_of(found)) is None
     if reason is not None:

@@ -4,6 +4,7 @@ import itertools
 
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selection import select
+from stapsdtd.catalog.selector_set import SelectorSet
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.model import Probe
 from tests.unit.samples import sample_object, site
@@ -14,7 +15,7 @@ FOUND = sample_object(START, INLINED, site("stop", 0x3000), site("start", 0x4000
 
 
 def selected(*texts: str, mapped_by: tuple[int, ...] = (10, 11), pids: frozenset[int] = frozenset()) -> list[Probe]:
-    steps = select(tuple(map(parse, texts)), [MappedObject(FOUND, mapped_by)], pids)
+    steps = select(SelectorSet([*map(parse, texts)]), [MappedObject(FOUND, mapped_by)], pids)
     return list(itertools.chain.from_iterable(steps))
 
 
@@ -40,24 +41,18 @@ def test_only_of_processes_that_are_meant() -> None:
     assert selected("app12:::", mapped_by=()) == []
 
 
-def test_a_step_is_short_however_many_sites_and_selectors_there_are() -> None:
-    sites = [site(f"name{number}", number + 1) for number in range(3000)]
+def test_large_objects_are_selected_in_steps() -> None:
+    sites = [site(f"name{number}", number + 1) for number in range(5000)]
     big = MappedObject(sample_object(*sites), (1,))
-
-    def sizes(selectors: int) -> list[int]:
-        wanted = tuple(parse(f"app:name{number}*") for number in range(selectors))
-        steps = list(select(wanted, [big]))
+    for globs in ((), ("app:name*",), tuple(f"app:name{number}*" for number in range(100))):
+        steps = list(select(SelectorSet([*map(parse, globs)]), [big]))
+        assert sum(map(len, steps)) == 5000
+        assert max(map(len, steps)) <= 2048
         # what is matched in a step is not to be seen, but how many steps there are
-        assert len(steps) >= 3000 * selectors // 4000
-        return [len(step) for step in steps]
-
-    assert sum(sizes(0)) == 3000
-    assert max(sizes(0)) <= 1000
-    assert sum(sizes(100)) == 3000
-    assert max(sizes(100)) <= 40
+        assert len(steps) >= 5000 // 1024 + 2
 
 
 def test_many_objects_that_do_not_match_are_passed_over_in_steps() -> None:
-    wanted = tuple(parse(f"other{number}:*") for number in range(9))
+    wanted = SelectorSet([parse(f"other{number}:*") for number in range(9)])
     few = MappedObject(sample_object(site("name")), (1,))
-    assert len(list(select(wanted, [few] * 2000))) == 2000 * 10 // 4000
+    assert len(list(select(wanted, [few] * 2560))) >= 10

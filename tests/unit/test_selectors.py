@@ -6,23 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.catalog.selectors import (
-    MAX_SELECTOR_LENGTH,
-    SelectedSite,
-    choose,
-    missing_argument,
-    parse,
-)
+from stapsdtd.catalog.selector_set import SelectorSet
+from stapsdtd.catalog.selectors import MAX_SELECTOR_LENGTH, Selector, missing_argument, parse
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import MAX_STRING_BYTES, Capture, Site
+from stapsdtd.model import MAX_STRING_BYTES, Capture, Site, SiteCapture
+from stapsdtd.runtime.fair_thread import finish
 from tests.unit.samples import argument, captured, site
 
 PATH = "/usr/lib/postgresql/15/bin/postgres"
 QUERY_START = site("query__start", provider="postgresql", function="exec_simple_query", arguments=[argument()] * 2)
 
 
+def choose(
+    selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]
+) -> list[tuple[SiteCapture, frozenset[int] | None]]:
+    """Return what to capture at the chosen sites, and for which processes."""
+    chooser = SelectorSet(selectors)
+    (meant,) = finish(chooser.meant([(path, {each.provider for each in sites})]))
+    chosen = finish(chooser.choose(meant, sites))
+    return [(chooser.captured(each), chooser.pids(each)) for each in chosen]
+
+
 def matches(text: str, where: Site = QUERY_START, path: str = PATH) -> bool:
-    return parse(text).match(path, where) is not None
+    return bool(choose((parse(text),), path, (where,)))
 
 
 @pytest.mark.parametrize(
@@ -124,12 +130,11 @@ def test_site_without_a_function_matches_only_any_function() -> None:
     ],
 )
 def test_pid_suffix(provider: str, text: str, pid: int | None) -> None:
-    match = parse(text).match(PATH, site(provider=provider))
+    found = [pids for _, pids in choose((parse(text),), PATH, (site(provider=provider),))]
     if provider == "libpq5" and text == "libpq54711:::":
-        assert match is None  # where the number begins cannot be told
+        assert not found  # where the number begins cannot be told
     else:
-        assert match is not None
-        assert match.pid == pid
+        assert found == [None if pid is None else {pid}]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +197,7 @@ def test_length_is_bounded() -> None:
 def test_any_text_is_a_selector_or_refused(text: str) -> None:
     """Warnings count: what fnmatch makes of a glob must be a regular expression without doubt."""
     with suppress(InvalidArgumentError):
-        parse(text).match(PATH, QUERY_START)
+        choose((parse(text),), PATH, (QUERY_START,))
 
 
 def test_hostile_glob_takes_no_time() -> None:
@@ -209,14 +214,14 @@ def test_hostile_name_takes_no_time() -> None:
 def test_first_matching_selector_says_what_to_capture() -> None:
     selectors = parse("postgresql:*(arg1)"), parse("*:query__start")
     other = site("done", provider="other", offset=1)
-    assert choose(selectors, PATH, (QUERY_START, other)) == [SelectedSite(captured(QUERY_START, Capture(1)), None)]
-    assert choose(selectors[::-1], PATH, (QUERY_START,)) == [SelectedSite(captured(QUERY_START), None)]
+    assert choose(selectors, PATH, (QUERY_START, other)) == [(captured(QUERY_START, Capture(1)), None)]
+    assert choose(selectors[::-1], PATH, (QUERY_START,)) == [(captured(QUERY_START), None)]
 
 
 def test_processes_of_several_selectors_are_joined() -> None:
     first, second, everybody = map(parse, ("postgresql7:::", "postgresql8:::", "postgresql:*"))
-    assert [selected.pids for selected in choose((first, second), PATH, (QUERY_START,))] == [frozenset({7, 8})]
-    assert [selected.pids for selected in choose((first, everybody), PATH, (QUERY_START,))] == [None]
+    assert [pids for _, pids in choose((first, second), PATH, (QUERY_START,))] == [frozenset({7, 8})]
+    assert [pids for _, pids in choose((first, everybody), PATH, (QUERY_START,))] == [None]
 
 
 def test_capture_beyond_the_arguments() -> None:
@@ -230,7 +235,7 @@ def test_captures_of_a_glob_leave_out_what_a_site_lacks() -> None:
     wanted = "(arg3, arg1:str)"
     kept = captured(QUERY_START, Capture(1, is_string=True))
     for text in ("postgresql:*", "*:query__start", "query__start", "post*:::query__start"):
-        assert choose((parse(text + wanted),), PATH, (QUERY_START,)) == [SelectedSite(kept, None)]
+        assert choose((parse(text + wanted),), PATH, (QUERY_START,)) == [(kept, None)]
     for text in ("postgresql:query__start", "postgresql:*:*:query__start"):
-        (selected,) = choose((parse(text + wanted),), PATH, (QUERY_START,))
-        assert missing_argument(selected.capture) == "it has 2 arguments, so there is no arg3"
+        ((selected, _),) = choose((parse(text + wanted),), PATH, (QUERY_START,))
+        assert missing_argument(selected) == "it has 2 arguments, so there is no arg3"
