@@ -112,7 +112,7 @@ class Daemon:
                 KernelEvents(self._threads, self._descendants),
                 self._parser.parse,
                 self._filesystems,
-                self._parser.root_parsed,
+                self._parser.parsed,
             )
         )
         self._parser.on_done = self._watcher.parsed

@@ -55,7 +55,7 @@ class Backend:
 
     control: Control
     registry: Registry
-    refresh: Callable[[], Future[None]]
+    refresh: Callable[[frozenset[int] | None], Future[None]]
     subscriptions: Subscriptions
     limits: Limits
     features: Callable[[], tuple[Feature, ...]]

@@ -22,7 +22,6 @@ from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.fair_thread import Queue
-from stapsdtd.runtime.futures import finished
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _T = TypeVar("_T")
@@ -67,23 +66,22 @@ class Listing:
 
     def _pids(self) -> frozenset[int]:
         """Runs in the control thread."""
-        self._backend.refresh()
+        self._backend.refresh(frozenset())
         return self._backend.registry.pids()
 
-    async def mapped(self, visible: frozenset[int] | None, client: str | None = None) -> list[MappedObject]:
+    async def mapped(self, visible: frozenset[int] | None, users: Users, client: str) -> list[MappedObject]:
         """Return the objects that visible processes map; None for all processes.
 
-        client: whose list it is: root's files that are still being parsed are waited for, and so is what is being
-        armed for that client. None waits for nothing.
+        Waits for files of users, and root's, that are still being parsed, and for what is being armed for the client.
         """
 
         def look() -> tuple[list[MappedObject], Future[None], Future[None]]:
-            refreshed = self._backend.refresh()
-            armed = finished() if client is None else self._backend.subscriptions.arming.for_client(client)
+            refreshed = self._backend.refresh(users)
+            armed = self._backend.subscriptions.arming.for_client(client)
             return self._backend.registry.mapped(visible), refreshed, armed
 
         objects, refreshed, armed = await self._backend.control.run(look)
-        if client is not None and not refreshed.done():
+        if not refreshed.done():
             await asyncio.wait({asyncio.wrap_future(refreshed)}, timeout=_PARSE_SECONDS)
             objects, _, armed = await self._backend.control.run(look)
         if not armed.done():
@@ -94,7 +92,7 @@ class Listing:
         """Return the objects of files, with the visible processes that map them."""
 
         def look() -> list[MappedObject]:
-            self._backend.refresh()
+            self._backend.refresh(frozenset())
             objects = [(file, self._backend.subscriptions.arming.object_of(file)) for file in files]
             return [
                 MappedObject(replace(obj, path=file.path), self._backend.registry.as_mapped(obj, visible).pids)

@@ -39,5 +39,5 @@ async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.
 
 
 def _mapped(backend: Backend, visible: frozenset[int] | None) -> RegistryMetrics:
-    backend.refresh()
+    backend.refresh(frozenset())
     return backend.registry.mapped_metrics(visible)

@@ -101,7 +101,7 @@ class StapsdtServicer:
         files, files_left_out = await self._files.of_list(request, selectors, caller)
         client = caller.rights.client
         if files is None:
-            objects = await self._listing.mapped(visible, client)
+            objects = await self._listing.mapped(visible, users, client)
         else:
             objects = await self._listing.mapped_files(files, visible)
         # in files, other probes are listed as well

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,10 +33,13 @@ from stapsdtd.procs.looking import Looker
 from stapsdtd.procs.objects import ObjectStore, Parse
 from stapsdtd.procs.parsed_files import ParsedFiles
 from stapsdtd.procs.process_maps import Proc, ProcessMaps
-from stapsdtd.runtime.futures import finished, unfinished
+from stapsdtd.runtime.futures import all_done, finished, unfinished
 from stapsdtd.runtime.timer import Timer
 
 _log = logging.getLogger(__name__)
+
+_ROOT, _USERS = 0, 1 << 32
+_MOMENT_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,14 @@ def watch_host(
     kernel: KernelEvents,
     parse: Parse,
     filesystems: Filesystems,
-    root_parsed: Callable[[], Future[None]],
+    parsed: Callable[[Container[int]], Future[None]],
 ) -> Watcher:
     """Return a watcher of this host's processes, for the event loop that is running."""
     copies = FileCopies()
     files = ParsedFiles(partial(may_lead_to, filesystems=filesystems))
     store = ObjectStore(parse, filesystems, copies, files)
     maps = ProcessMaps(registry, store, filesystems.calls, MemoryBudget())
-    watcher = Watcher(registry, kernel, store, maps, root_parsed)
+    watcher = Watcher(registry, kernel, store, maps, parsed)
     copies.on_done = filesystems.calls.on_free = watcher.parsed
     return watcher
 
@@ -83,17 +86,17 @@ class Watcher:
         kernel: KernelEvents,
         store: ObjectStore,
         maps: ProcessMaps,
-        root_parsed: Callable[[], Future[None]] = finished,
+        parsed: Callable[[Container[int]], Future[None]] = lambda _owners: finished(),
         *,
         proc: Proc = procfs,
         pace: Pace = DEFAULT_PACE,
     ) -> None:
-        """root_parsed: as `QueueingParser.root_parsed`."""
+        """parsed: as `QueueingParser.parsed`."""
         self._registry = registry
         self._kernel = kernel
         self._store = store
         self._maps = maps
-        self._root_parsed = root_parsed
+        self._parsed = parsed
         self._pace = pace
         self._loop = asyncio.get_running_loop()
         self._rescan_timer = Timer(pace.rescan_seconds, self._on_rescan)
@@ -147,13 +150,15 @@ class Watcher:
         for pid in pids:
             self._queue.add_later(pid)
 
-    def refresh(self) -> Future[None]:
+    def refresh(self, users: frozenset[int] | None = frozenset()) -> Future[None]:
         """Process what the kernel reported until now: a client that knows of a mapping must find its probes.
 
-        The future is done when root's files that take long to parse are known, too; other users' may come later.
+        users: those whose processes the client may see, None for all. The future is done when the files that are still
+        being parsed are known, too: root's, who can stop the daemon anyway, and within a moment these users'.
         """
         self._look_at_all()
-        parsed = self._root_parsed()
+        of_users = self._parsed(range(_USERS) if users is None else users)
+        parsed = all_done([self._parsed({_ROOT}), self._within_a_moment(of_users)])
         if parsed.done():
             return parsed
         refreshed = unfinished()
@@ -166,6 +171,20 @@ class Watcher:
 
         parsed.add_done_callback(lambda _: self._loop.call_soon_threadsafe(look_again))
         return refreshed
+
+    def _within_a_moment(self, done: Future[None]) -> Future[None]:
+        """Return a future that is done as another one is, or a moment later."""
+        if done.done():
+            return done
+        moment = unfinished()
+
+        def end() -> None:
+            if not moment.done():
+                moment.set_result(None)
+
+        done.add_done_callback(lambda _: self._loop.call_soon_threadsafe(end))
+        self._loop.call_later(_MOMENT_SECONDS, end)
+        return moment
 
     def _look_at_all(self) -> None:
         with self._gathering():

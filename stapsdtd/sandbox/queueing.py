@@ -3,7 +3,8 @@
     root's file     ──► parse for a moment ──too slow──► thread for root's ───────────────────┬──► on_done
     another user's  ──► parse for a moment ──too slow──► thread for others', owners in turn ──┘
 
-A sandbox that is slow to start counts as too slow.
+The caller waits for a moment's parsing of root's files, and hardly for that of others', whose owners could make all
+wait. A sandbox that is slow to start counts as too slow.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,12 +29,14 @@ from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 0.25
-_ROOT_PATIENCE_SECONDS = 1.0
-_LITTLE_PATIENCE_SECONDS = 0.02
+_MOMENT_SECONDS = 0.25
+_ROOT_MOMENT_SECONDS = 1.0
+_SHORT_MOMENT_SECONDS = 0.02
 """For an owner who had a file that took longer, ..."""
 _IMPATIENT_SECONDS = 10.0
 """... for so long."""
+_MOST_WAITING_SECONDS = 0.005
+"""Of the caller, for what is not root's."""
 _MAX_WAITING_PER_OWNER = 64
 _MAX_RESULTS = 64
 _ROOT = 0
@@ -76,6 +79,7 @@ class QueueingParser:
         self.on_done: Callable[[set[int]], None] = lambda _pids: None
         self._lock = threading.Lock()
         self._jobs: dict[_Key, _Job] = {}
+        self._jobs_of: dict[int, dict[_Key, _Job]] = {}
         self._results: OrderedDict[_Key, _Result] = OrderedDict()
         self._impatient_until: dict[int, float] = {}
         self._root = _SlowParser(start_parser, self._finish)
@@ -89,33 +93,39 @@ class QueueingParser:
         status = os.fstat(descriptor)
         owner = status.st_uid if owner is None else owner
         key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        with self._lock:
-            result = self._results.pop(key, None)
-            if result is None:
-                if waiting := self._jobs.get(key) or self._slow(owner).last_of_many(owner):
-                    waiting.pids.add(pid)
-                    raise ObjectPendingError
-                self._jobs[key] = _Job(key, owner, os.dup(descriptor), pid, {pid})
-        if result is None:
-            result = self._parse_quickly(self._jobs[key])
+        found = self._result_or_job(key, owner, descriptor, pid)
+        result = self._parse_quickly(found) if isinstance(found, _Job) else found
         if isinstance(result, Exception):
             raise result
         return result
 
+    def _result_or_job(self, key: _Key, owner: int, descriptor: int, pid: int) -> _Result | _Job:
+        """Return a result that waits, or a new job. Raises ObjectPendingError."""
+        with self._lock:
+            if key in self._results:
+                return self._results.pop(key)
+            if waiting := self._jobs.get(key) or self._last_of_many(owner):
+                waiting.pids.add(pid)
+                raise ObjectPendingError
+            job = self._jobs[key] = _Job(key, owner, os.dup(descriptor), pid, {pid})
+            self._jobs_of.setdefault(owner, {})[key] = job
+            return job
+
     def _parse_quickly(self, job: _Job) -> _Result:
         """Raises ObjectPendingError, and has the job done in the background."""
         with self._lock:
-            patience = 0.0 if self._is_stuck else self._patience(job.owner)
-        trying = self._quick.submit(Queue(""), partial(self._try, job, patience)) if patience else None
+            is_stuck, moment = self._is_stuck, self._moment(job.owner)
+        is_root = job.owner == _ROOT
+        trying = None if is_stuck else self._quick.submit(Queue(str(job.owner)), partial(self._try, job, moment))
         if trying is not None:
-            wait([trying], patience)
+            wait([trying], moment if is_root else _MOST_WAITING_SECONDS)
         with self._lock:
             job.is_awaited = False
             if job.result is not None:
-                del self._jobs[job.key]
-            elif job.is_tried or trying is None or trying.cancel():
+                self._remove(job)
+            elif job.is_tried or trying is None or (is_root and trying.cancel()):
                 self._slow(job.owner).put(job)
-            else:
+            elif is_root:
                 # it is the start of the sandbox that takes so long
                 self._is_stuck = True
             others = job.pids - {job.pid}
@@ -144,26 +154,37 @@ class QueueingParser:
         if result is not None:
             self._finish(job, result)
 
+    def _last_of_many(self, owner: int) -> _Job | None:
+        """Return what is to be parsed before an owner may have more; None if he may."""
+        of_owner = self._jobs_of.get(owner, {})
+        return next(reversed(of_owner.values())) if len(of_owner) >= _MAX_WAITING_PER_OWNER else None
+
+    def _remove(self, job: _Job) -> None:
+        del self._jobs[job.key]
+        of_owner = self._jobs_of[job.owner]
+        del of_owner[job.key]
+        if not of_owner:
+            del self._jobs_of[job.owner]
+
     def _slow(self, owner: int) -> _SlowParser:
         return self._root if owner == _ROOT else self._others
 
-    def _patience(self, owner: int) -> float:
+    def _moment(self, owner: int) -> float:
+        """Return for how long an owner's file is parsed before it counts as slow."""
         now = time.monotonic()
         self._impatient_until = {each: until for each, until in self._impatient_until.items() if until > now}
         if owner in self._impatient_until:
-            return _LITTLE_PATIENCE_SECONDS
-        return _ROOT_PATIENCE_SECONDS if owner == _ROOT else _PATIENCE_SECONDS
+            return _SHORT_MOMENT_SECONDS
+        return _ROOT_MOMENT_SECONDS if owner == _ROOT else _MOMENT_SECONDS
 
-    def root_parsed(self) -> Future[None]:
-        """Return a future that is done when root's files that are pending now have been parsed, which may be waited
-        for: whoever can write those can stop the daemon anyway.
-        """
+    def parsed(self, owners: Container[int]) -> Future[None]:
+        """Return a future that is done when these owners' files that are pending now have been parsed."""
         with self._lock:
-            return all_done([job.done for job in self._jobs.values() if job.owner == _ROOT])
+            return all_done([job.done for job in self._jobs.values() if job.owner in owners])
 
     def _finish(self, job: _Job, result: _Result) -> None:
         with self._lock:
-            del self._jobs[job.key]
+            self._remove(job)
             self._results[job.key] = result
             while len(self._results) > _MAX_RESULTS:
                 self._results.popitem(last=False)
@@ -192,12 +213,6 @@ class _SlowParser:
         self._parser: SandboxedParser | None = None
         self._thread: threading.Thread | None = None
         self._is_closing = False
-
-    def last_of_many(self, owner: int) -> _Job | None:
-        """Return what is to be parsed before an owner's queue takes more; None if it does."""
-        with self._changed:
-            queue = self._queues.get(owner)
-            return queue[-1] if queue and len(queue) >= _MAX_WAITING_PER_OWNER else None
 
     def put(self, job: _Job) -> None:
         with self._changed:

@@ -295,7 +295,7 @@ class _FakeWatcher:
     def on_main_thread(self, work: Callable[[int], None]) -> None:
         pass
 
-    def refresh(self) -> Future[None]:
+    def refresh(self, users: frozenset[int] | None) -> Future[None]:  # noqa: ARG002 - this host has no other users
         self.refreshes += 1
         return self.refreshed
 

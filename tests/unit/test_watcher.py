@@ -738,7 +738,7 @@ def test_this_host_is_watched_and_whoever_was_held_up_is_looked_at_again(tmp_pat
 
     async def run() -> None:
         nonlocal is_slow
-        watcher = watch_host(registry, KernelEvents(Threads(), Descendants()), parse, filesystems, finished)
+        watcher = watch_host(registry, KernelEvents(Threads(), Descendants()), parse, filesystems, lambda _: finished())
         try:
             watcher.look_at([pid])
             assert registry.pids() == {pid}
