@@ -23,6 +23,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SCAN_SECONDS = 30.0
+_SWITCH_SECONDS = 0.0002
+"""Until a thread of Python gives way to another that has something to do."""
 _GARBAGE_THRESHOLDS = 5000, 5, 40
 """A collection stops all threads, for about 100 ns an object: of the youngest 5,000 or 25,000. A full one comes once
 there are a million more.
@@ -87,6 +90,7 @@ class Daemon:
     def __init__(self, config: Config) -> None:
         self._config = config
         limits = config.limits
+        sys.setswitchinterval(_SWITCH_SECONDS)
         libc = glibc()
         if libc is not None:
             # before any thread starts

@@ -43,6 +43,8 @@ class Table:
         self._bytes = 0
         self._lock = threading.Lock()
         self._rows: dict[Key, Row] = {}
+        # those of the rows that no snapshot has: others are copied before they change
+        self._own: set[Key] = set()
         self._hits = 0
         self._begin_ns = now_ns
         self._kept: deque[tuple[Snapshot, int]] = deque([(Snapshot(0, now_ns, now_ns, {}), 0)], _MAX_KEPT)
@@ -67,8 +69,12 @@ class Table:
                 self._hits += row.count
                 if known is None:
                     self._rows[key] = row
-                else:
+                elif key in self._own:
                     known.add(row)
+                else:
+                    changed = self._rows[key] = known.copy()
+                    changed.add(row)
+                self._own.add(key)
         return left_out
 
     def take(self, now_ns: int, *, is_final: bool = False) -> Snapshot:
@@ -76,10 +82,12 @@ class Table:
         with self._lock:
             last, nbytes, is_cumulative = self.last, self._bytes, self._aggregation.is_cumulative
             if is_cumulative:
-                rows, begin_ns = {key: row.copy() for key, row in self._rows.items()}, self._begin_ns
+                # which is quick, as events of all users wait for the lock
+                rows, begin_ns = self._rows.copy(), self._begin_ns
             else:
                 rows, begin_ns = self._rows, last.end_ns
                 self._rows, self._bytes = {}, 0
+            self._own = set()
             snapshot = Snapshot(last.number + 1, begin_ns, now_ns, rows, self._hits, is_final)
             self._kept.append((snapshot, _ROW_BYTES + nbytes))
             # never empty, for those who ask for the last one meanwhile

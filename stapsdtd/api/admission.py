@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from stapsdtd.api.access import Caller, Gate
 from stapsdtd.api.errors import Context, abort_on_error
+from stapsdtd.api.parts import as_bytes
 from stapsdtd.errors import MalformedRequestError, UnknownMethodError
 from stapsdtd.v1 import stapsdt_pb2
 
@@ -57,7 +58,9 @@ class Admission(grpc.aio.ServerInterceptor):
             return grpc.stream_unary_rpc_method_handler(self._refuse_unknown(path))
         kind = "_".join("stream" if streams else "unary" for streams in _streams(handler))
         admitted = self._admitted(path, handler.request_deserializer, getattr(handler, kind))
-        return handler._replace(**{kind: admitted, "request_deserializer": None})
+        return handler._replace(
+            **{kind: admitted, "request_deserializer": None, "response_serializer": as_bytes},
+        )
 
     def _refuse_unknown(self, path: str) -> Any:
         async def refuse(_requests: _Requests, context: Context) -> None:

@@ -19,6 +19,7 @@ from stapsdtd.model import (
     Memory,
     Object,
     Probe,
+    Problem,
     Register,
     Site,
     Unavailable,
@@ -119,10 +120,8 @@ def process(identity: ProcessIdentity, container_name: str) -> pb.Process:
     )
 
 
-def problems(objects: Iterable[Object]) -> Iterable[pb.Problem]:
-    for obj in objects:
-        for problem in obj.parsed.problems:
-            yield pb.Problem(path=obj.path, provider=problem.provider, name=problem.name, reason=problem.reason)
+def problem(obj: Object, problem: Problem) -> pb.Problem:
+    return pb.Problem(path=obj.path, provider=problem.provider, name=problem.name, reason=problem.reason)
 
 
 def feature(feature: Feature) -> pb.Feature:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from stapsdtd.api import convert
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Members
+from stapsdtd.api.parts import ITEMS_PER_STEP, serialized
 from stapsdtd.api.rights import Users
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.catalog.registry import MappedObject
@@ -20,8 +23,9 @@ from stapsdtd.catalog.selectors import Selector
 from stapsdtd.kernel.identity import Identities, ProcessIdentity
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
+from stapsdtd.model import Probe
 from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.runtime.fair_thread import Queue
+from stapsdtd.runtime.fair_thread import FairThread, Queue, finish
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _T = TypeVar("_T")
@@ -34,9 +38,11 @@ _ARM_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Listed:
-    """What a list shows. pids: of the processes that map the probes, also of those that are left out."""
+    """What a list shows. probes: parts of a serialized ListProbesResponse. pids: of the processes that map the probes,
+    also of those that are left out.
+    """
 
-    probes: list[pb.Probe] = field(default_factory=list)
+    probes: list[bytes] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
     sites_left_out: int = 0
 
@@ -49,12 +55,12 @@ class Listing:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # a process can block whoever reads its command line, so no other request waits for this thread
-        self._identity_executor = ThreadPoolExecutor(1, "stapsdtd-identity")
+        # a process can block whoever reads its command line, so nothing else waits for this thread
+        self._identity_thread = FairThread("stapsdtd-identity")
         self._command_lines = LockedCalls()
 
     def close(self) -> None:
-        self._identity_executor.shutdown(wait=False)
+        self._identity_thread.stop()
 
     async def visible_pids(self, users: Users, members: Members | None) -> frozenset[int] | None:
         """Return the processes of these users that are among members; None for all processes."""
@@ -111,16 +117,46 @@ class Listing:
         """Select the probes that a client is shown. pids: see `catalog.selection.select`."""
         limiter = ListingLimiter()
 
+        def message_of(probes: Sequence[Probe]) -> pb.ListProbesResponse:
+            shown = limiter.of(probes)
+            return pb.ListProbesResponse(probes=[convert.probe(probe, self._backend.nops) for probe in shown])
+
         def steps() -> Generator[None, None, Listed]:
             listed = Listed()
             for probes in select(SelectorSet(selectors), objects, pids):
-                listed.pids.update(pid for probe in probes for pid in probe.pids)
-                listed.probes += (convert.probe(probe, self._backend.nops) for probe in limiter.of(probes))
+                # those of an object have the same
+                for of_object in {id(probe.pids): probe.pids for probe in probes}.values():
+                    listed.pids.update(of_object)
+                listed.probes.append((yield from serialized(probes, message_of)))
                 yield
             listed.sites_left_out = limiter.left_out
             return listed
 
         return await self.in_turns(client, steps())
+
+    @staticmethod
+    def details(
+        identities: Sequence[ProcessIdentity], names: Mapping[str, str], objects: Iterable[MappedObject]
+    ) -> Generator[None, None, bytes]:
+        """Describe processes, and what is unusable in objects. names: of containers, by their ids."""
+
+        def processes(some: Sequence[ProcessIdentity]) -> pb.ListProbesResponse:
+            return pb.ListProbesResponse(
+                processes=[convert.process(each, names.get(each.container_id, "")) for each in some]
+            )
+
+        described = yield from serialized(identities, processes)
+        with_problems = [(mapped.object, each) for mapped in objects for each in mapped.object.parsed.problems]
+        unusable = yield from serialized(
+            with_problems,
+            lambda some: pb.ListProbesResponse(problems=[convert.problem(obj, each) for obj, each in some]),
+        )
+        return described + unusable
+
+    async def serialize(self, client: str, items: Sequence[_T], message_of: Callable[[Sequence[_T]], Message]) -> bytes:
+        """Serialize a message with many items: see `parts.serialized`."""
+        steps = serialized(items, message_of)
+        return finish(steps) if len(items) <= ITEMS_PER_STEP else await self.in_turns(client, steps)
 
     async def in_turns(self, client: str, steps: Generator[None, None, _T]) -> _T:
         """Take steps on behalf of a client, beside those of others, and return what they return."""
@@ -128,13 +164,18 @@ class Listing:
             self._backend.matching.take_turns(Queue(client), steps, f"listing for {client}")
         )
 
-    async def identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
+    async def identities(self, client: str, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
         """Return the identities of those processes that belong to these users."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._identity_executor, self._identities, pids, users)
+        steps = self._identities(pids, users)
+        return await asyncio.wrap_future(self._identity_thread.take_turns(Queue(client), steps))
 
-    def _identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
+    def _identities(self, pids: Sequence[int], users: Users) -> Generator[None, None, list[ProcessIdentity]]:
         identities = Identities(self._command_lines)
-        by_pid = [(pid, identities.of(pid)) for pid in pids]
-        # checked after reading, since another process may have the pid by then
-        return [identity for pid, identity in by_pid if identity and (users is None or belongs(pid, users))]
+        found = []
+        for pid in pids:
+            identity = identities.of(pid)
+            # checked after reading, since another process may have the pid by then
+            if identity and (users is None or belongs(pid, users)):
+                found.append(identity)
+            yield
+        return found

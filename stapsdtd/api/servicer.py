@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 
-from stapsdtd.api import convert, requests, subscription_messages
+from stapsdtd.api import requests, subscription_messages
 from stapsdtd.api.access import Caller, Gate
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
@@ -89,7 +90,7 @@ class StapsdtServicer:
         names_of = self._names_for(caller.rights.list)
         return await asyncio.to_thread(members, self._backend.hierarchy, names_of, request.containers, request.cgroups)
 
-    async def ListProbes(self, request: pb.ListProbesRequest, caller: Caller) -> pb.ListProbesResponse:  # noqa: N802
+    async def ListProbes(self, request: pb.ListProbesRequest, caller: Caller) -> bytes:  # noqa: N802
         with caller.recording_refusals():
             caller.rights.check_list()
         caller.log(logging.DEBUG, "allowed")
@@ -108,17 +109,15 @@ class StapsdtServicer:
         is_mapped = bool(pids) or among is not None
         shown = [mapped for mapped in objects if mapped.pids or not is_mapped]
         listed = await self._listing.select(client, selectors, shown, pids)
-        response = pb.ListProbesResponse(
-            probes=listed.probes, sites_left_out=listed.sites_left_out, files_left_out=files_left_out
-        )
+        left_out = pb.ListProbesResponse(sites_left_out=listed.sites_left_out, files_left_out=files_left_out)
+        answer = [left_out.SerializeToString(), *listed.probes]
         if request.details:
-            identities = await self._listing.identities(sorted(listed.pids), users)
+            identities = await self._listing.identities(client, sorted(listed.pids), users)
             names_of = self._names_for(users)
             ids = [identity.container_id for identity in identities]
             names = await asyncio.to_thread(names_of, ids) if names_of else {}
-            response.processes.extend(convert.process(each, names.get(each.container_id, "")) for each in identities)
-            response.problems.extend(convert.problems(mapped.object for mapped in objects))
-        return response
+            answer.append(await self._listing.in_turns(client, self._listing.details(identities, names, objects)))
+        return b"".join(answer)
 
     async def WatchProbes(  # noqa: N802
         self, request: pb.WatchProbesRequest, caller: Caller
@@ -134,7 +133,7 @@ class StapsdtServicer:
             async for message in messages:
                 yield message
 
-    async def Subscribe(self, request: pb.SubscribeRequest, caller: Caller) -> pb.SubscribeResponse:  # noqa: N802
+    async def Subscribe(self, request: pb.SubscribeRequest, caller: Caller) -> bytes:  # noqa: N802
         names_of = self._names_for(caller.rights.trace)
         limits, hierarchy = self._backend.limits, self._backend.hierarchy
         texts = RequestTexts(limits, hierarchy.find)
@@ -178,23 +177,29 @@ class StapsdtServicer:
                 **({"files": _shortened(request.files)} if request.files else {}),
                 sites=sum(status.state is SiteState.ARMED for status in statuses),
             )
+            subscription = unanswered[0]
+            sites = await self._listing.serialize(
+                caller.rights.client,
+                statuses,
+                lambda some: pb.SubscribeResponse(sites=subscription_messages.site_statuses(subscription, some)),
+            )
             response = pb.SubscribeResponse(
                 subscription_id=ident,
-                sites=subscription_messages.site_statuses(unanswered[0], statuses),
                 lease_seconds=spec.lease_seconds,
                 engine=self._backend.engine,
                 unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
-                evaluated_late=subscription_messages.late_conditions(unanswered[0], statuses),
-                added_late=subscription_messages.added_late(unanswered[0]),
+                evaluated_late=subscription_messages.late_conditions(subscription, statuses),
+                added_late=subscription_messages.added_late(subscription),
             )
             unanswered.clear()
-        return response
+        return response.SerializeToString() + sites
 
     async def Stream(self, request: pb.StreamRequest, caller: Caller) -> AsyncIterator[bytes]:  # noqa: N802
         ident = request.subscription_id
         subscriptions = self._backend.subscriptions
         check_stream(request)
-        stream = stream_of(self._subscribers.find(ident, caller), request, subscriptions.collect)
+        take_turns = partial(self._listing.in_turns, caller.rights.client)
+        stream = stream_of(self._subscribers.find(ident, caller), request, subscriptions.collect, take_turns)
         async with self._calls.cleanup(lambda: subscriptions.lifetimes.stream_closed(ident)):
             with self._streams.opened(stream, caller):
                 # within the cleanup: the client may cancel during this call
@@ -215,15 +220,19 @@ class StapsdtServicer:
         self,
         request: pb.ListSubscriptionsRequest,  # noqa: ARG002
         caller: Caller,
-    ) -> pb.ListSubscriptionsResponse:
+    ) -> bytes:
         caller.log(logging.DEBUG, "allowed")
         subscriptions = await self._backend.control.run(self._backend.subscriptions.all)
-        return pb.ListSubscriptionsResponse(
-            subscriptions=[
-                subscription_messages.subscription(subscription, streaming=streaming, lease_left_seconds=lease_left)
-                for subscription, streaming, lease_left in subscriptions
-                if caller.rights.may_use(subscription)
-            ]
+        usable = [each for each in subscriptions if caller.rights.may_use(each[0])]
+        return await self._listing.serialize(
+            caller.rights.client,
+            usable,
+            lambda some: pb.ListSubscriptionsResponse(
+                subscriptions=[
+                    subscription_messages.subscription(each, streaming=streaming, lease_left_seconds=lease_left)
+                    for each, streaming, lease_left in some
+                ]
+            ),
         )
 
     async def ListKernelFunctions(  # noqa: N802

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import Future
 
 from stapsdtd.aggregate.aggregation import Aggregation
@@ -16,6 +16,7 @@ from stapsdtd.sessions.clause import Clause
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 Collect = Callable[[SubscriptionKey], Future[None]]
+TakeTurns = Callable[[Generator[None, None, list[bytes]]], Awaitable[list[bytes]]]
 
 _COLLECT_SECONDS = 1.0
 _MAX_SHARE = 0.2
@@ -30,18 +31,22 @@ class SnapshotReader(ClauseReader):
         clause: Clause,
         table: Table,
         aggregation: Aggregation,
-        from_number: int | None,
         collect: Collect,
+        take_turns: TakeTurns,
         *,
+        from_number: int | None,
         realtime_offset_ns: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """from_number: of the first snapshot that the client lacks. collect: see `Engine.collect`."""
+        """from_number: of the first snapshot that the client lacks. collect: see `Engine.collect`. take_turns:
+        makes snapshots, beside what others want made.
+        """
         super().__init__(clause)
         self._table = table
         self._aggregation = aggregation
         self._next_number = table.last.number + 1 if from_number is None else from_number
         self._collect = collect
+        self._take_turns = take_turns
         self._realtime_offset_ns = realtime_offset_ns
         self._clock = clock
         self._interval = aggregation.interval_ms / 1000
@@ -53,14 +58,14 @@ class SnapshotReader(ClauseReader):
         is_due = self.due is not None and self._clock() >= self.due
         is_last = is_ended and not self._table.last.is_final
         begin = self._clock()
-        for message in await asyncio.to_thread(self._unsent, is_taken=is_due or is_last, is_final=is_last):
+        for message in await self._take_turns(self._unsent(is_taken=is_due or is_last, is_final=is_last)):
             yield message
         if self.due is not None and is_due:
             now = self._clock()
             self.due += ((now - self.due) // self._interval + 1) * self._interval
             self.due = max(self.due, now + (now - begin) / _MAX_SHARE)
 
-    def _unsent(self, *, is_taken: bool, is_final: bool) -> list[bytes]:
+    def _unsent(self, *, is_taken: bool, is_final: bool) -> Generator[None, None, list[bytes]]:
         """Return the snapshots that this stream has not sent, whoever took them. is_taken: take another one first."""
         if is_taken and not self._table.last.is_final:
             self._table.take(time.monotonic_ns(), is_final=is_final)
@@ -68,16 +73,13 @@ class SnapshotReader(ClauseReader):
         if not unsent:
             return []
         self._next_number = unsent[-1].number + 1
-        return [
-            pb.StreamResponse(snapshot=message).SerializeToString()
-            for snapshot in unsent
-            for message in snapshots.messages(
-                snapshot,
-                self._aggregation,
-                subscription_messages.account(self._clause.account(snapshot)),
-                self._realtime_offset_ns,
-            )
-        ]
+        messages = []
+        for snapshot in unsent:
+            account = subscription_messages.account(self._clause.account(snapshot))
+            for message in snapshots.messages(snapshot, self._aggregation, account, self._realtime_offset_ns):
+                messages.append(pb.StreamResponse(snapshot=message).SerializeToString())
+                yield
+        return messages
 
     async def complete(self) -> None:
         # what fired until now belongs to this interval; if the engine has failed, so much is known

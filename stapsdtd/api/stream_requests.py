@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stapsdtd.api.event_reader import EventReader
-from stapsdtd.api.snapshot_reader import Collect, SnapshotReader
+from stapsdtd.api.snapshot_reader import Collect, SnapshotReader, TakeTurns
 from stapsdtd.api.stream import ClauseReader, SubscriptionStream
 from stapsdtd.config.request_limits import MAX_CLAUSES, check_count
 from stapsdtd.errors import InvalidArgumentError
@@ -23,8 +23,11 @@ def check_stream(request: pb.StreamRequest) -> None:
         raise InvalidArgumentError("positions", "events and snapshots are numbered from 1")
 
 
-def stream_of(subscription: Subscription, request: pb.StreamRequest, collect: Collect) -> SubscriptionStream:
-    """Return a stream of what the subscription delivers: events or snapshots. collect: see `Engine.collect`.
+def stream_of(
+    subscription: Subscription, request: pb.StreamRequest, collect: Collect, take_turns: TakeTurns
+) -> SubscriptionStream:
+    """Return a stream of what the subscription delivers: events or snapshots. collect, take_turns: see
+    `SnapshotReader`.
 
     Raises InvalidArgumentError.
     """
@@ -42,6 +45,8 @@ def stream_of(subscription: Subscription, request: pb.StreamRequest, collect: Co
         first, aggregation = positions.get(clause.spec.tag), clause.spec.aggregation
         if aggregation is None or clause.table is None:
             return EventReader(clause, request.encoding, first, realtime_offset_ns=offset_ns)
-        return SnapshotReader(clause, clause.table, aggregation, first, collect, realtime_offset_ns=offset_ns)
+        return SnapshotReader(
+            clause, clause.table, aggregation, collect, take_turns, from_number=first, realtime_offset_ns=offset_ns
+        )
 
     return SubscriptionStream(subscription, [reader_of(clause) for clause in subscription.clauses])

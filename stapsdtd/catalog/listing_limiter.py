@@ -9,7 +9,11 @@ from dataclasses import replace
 from stapsdtd.model import ObjectKey, Probe, Site
 
 MAX_PER_OBJECT = 60_000
-"""Sites and arguments together, about 100 bytes each. libjvm.so has 2,000."""
+"""Sites and arguments together, about 100 bytes each; longer names, and the numbers of many processes, count as more.
+libjvm.so has 2,000.
+"""
+_BYTES = 100
+_PID_BYTES = 4
 MAX_TOTAL = 300_000
 
 
@@ -24,13 +28,19 @@ class ListingLimiter:
 
     def of(self, probes: Iterable[Probe]) -> Iterator[Probe]:
         for probe in probes:
-            sites = tuple(site for site in probe.sites if self._fits(probe.object.key, site))
+            more = (len(probe.provider) + len(probe.name) + _PID_BYTES * len(probe.pids)) // _BYTES
+            sites = []
+            for site in probe.sites:
+                if self._fits(probe.object.key, site, more):
+                    sites.append(site)
+                    # a probe has its names and processes once
+                    more = 0
             self.left_out += len(probe.sites) - len(sites)
             if sites:
-                yield replace(probe, sites=sites)
+                yield replace(probe, sites=tuple(sites))
 
-    def _fits(self, key: ObjectKey, site: Site) -> bool:
-        weight = 1 + len(site.arguments)
+    def _fits(self, key: ObjectKey, site: Site, more: int) -> bool:
+        weight = 1 + len(site.arguments) + len(site.function or "") // _BYTES + more
         if self._listed[key] + weight > self._max_per_object or weight > self._left:
             return False
         self._listed[key] += weight
