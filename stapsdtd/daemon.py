@@ -59,6 +59,7 @@ from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.health import Health
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
+from stapsdtd.runtime.shares import Shares, Toll
 from stapsdtd.runtime.slices import MeasuredLoop
 from stapsdtd.runtime.stopping import StopDeadline
 from stapsdtd.sandbox.parser import SandboxedParser
@@ -101,9 +102,11 @@ class Daemon:
         self._sandbox = SandboxedParser()
         self._host = host = Host.probe()
         self._control = ControlThread()
-        self._arming = FairThread("stapsdtd-arming")
-        self._matching = FairThread("stapsdtd-matching")
-        self._evaluating = Evaluating()
+        self._shares = Shares()
+        # what is disarmed makes less work
+        self._arming = FairThread("stapsdtd-arming", Toll(self._shares, "arming", waits=False))
+        self._matching = FairThread("stapsdtd-matching", Toll(self._shares, "matching"))
+        self._evaluating = Evaluating(self._shares)
         self._threads = Threads()
         self._descendants = Descendants()
         self._filesystems = Filesystems(config.filesystems.arm)
@@ -152,7 +155,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self._slices["api"] = loop.slices
-        self._gate = Gate(self._peers.find, self._policy(config))
+        self._gate = Gate(self._peers.find, self._policy(config), self._shares)
         self._relay = Relay(self._peers, self._gate, limits.max_connections)
         self._servicer = StapsdtServicer(
             Backend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -14,10 +15,12 @@ from stapsdtd.api.policy import Policy
 from stapsdtd.api.rights import Peer, Rights
 from stapsdtd.errors import AccessDeniedError, LimitReachedError, MalformedRequestError, UnknownMethodError
 from stapsdtd.runtime.logs import fields
+from stapsdtd.runtime.shares import LOOK_SECONDS, Shares
 from stapsdtd.sessions.token_bucket import TokenBuckets
 
 Refused = Literal["connection", "frames", "call"]
 
+_MOST_WAITING_SECONDS = 2.0
 _REFUSALS = AccessDeniedError, LimitReachedError, MalformedRequestError, UnknownMethodError
 
 _log = logging.getLogger("stapsdtd.access")
@@ -58,10 +61,16 @@ class Gate:
     """
 
     def __init__(
-        self, find_peer: Callable[[str], Peer], policy: Policy, *, clock: Callable[[], float] = time.monotonic
+        self,
+        find_peer: Callable[[str], Peer],
+        policy: Policy,
+        shares: Shares,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find_peer = find_peer
         self.policy = policy
+        self.shares = shares
         self._requests = TokenBuckets(clock)
         self.refusals: Counter[Refused] = Counter()
 
@@ -74,11 +83,32 @@ class Gate:
         except (AccessDeniedError, LimitReachedError) as error:
             self.record_refusal("call", call, peer, error)
             raise
+        self.shares.set_share(peer.client, rights.quotas.max_cpu_percent / 100)
         return Caller(call, peer, rights, self.refusals)
+
+    async def wait_for_turn(self, caller: Caller) -> None:
+        """Return when a client has not taken more than its share of the daemon's time. Raises LimitReachedError if that
+        takes long.
+        """
+        client, waited = caller.peer.client, 0.0
+        while seconds := self.shares.seconds_to_wait(client):
+            if waited + seconds > _MOST_WAITING_SECONDS:
+                percent = caller.rights.quotas.max_cpu_percent
+                error = LimitReachedError(
+                    f"{client} takes more than {percent} % of a processor, which its role allows it beside others; "
+                    f"try again in {seconds:.0f} s"
+                )
+                self.record_refusal("call", caller.call, caller.peer, error)
+                raise error
+            step = min(seconds, LOOK_SECONDS)
+            await asyncio.sleep(step)
+            waited += step
+            self.shares.count_waited(client, step)
 
     def record_refusal(self, kind: Refused, operation: str, peer: Peer, reason: Exception) -> None:
         """Count a refusal and log it."""
         self.refusals[kind] += 1
+        self.shares.count_refused(peer.client)
         extra = fields(client=peer.client, pid=peer.pid, reason=reason)
         _log.warning("%s refused", operation, extra=extra | {"kind": (operation, "refused")})
 

@@ -36,6 +36,7 @@ _CALLS = {
     }.items()
 }
 """What the log calls the API's methods; others have their own names there."""
+_UNSUBSCRIBE = f"/{_SERVICE}/Unsubscribe"
 _MAX_SHOWN_CHARACTERS = 80
 
 _Requests = bytes | AsyncIterator[bytes]
@@ -75,21 +76,32 @@ class Admission(grpc.aio.ServerInterceptor):
         """Return a method of unparsed requests that does what this one does."""
         call = _CALLS.get(path, path.removeprefix("/"))
 
-        def begin(requests: _Requests, context: Context) -> Any:
+        async def enter(context: Context) -> Caller:
             caller = self._gate.enter(call, context.peer())
-            parsed = _parsed(caller, parse, requests) if isinstance(requests, bytes) else messages(requests, context)
-            return method(parsed, caller if path in _CALLS else context)
+            # what makes less work for the daemon does not wait
+            if call != _CALLS[_UNSUBSCRIBE]:
+                await self._gate.wait_for_turn(caller)
+            return caller
+
+        def parsed(caller: Caller, request: bytes) -> Any:
+            with self._gate.shares.charged(caller.peer.client, "requests"):
+                return _parsed(caller, parse, request)
+
+        async def begin(requests: _Requests, context: Context) -> Any:
+            caller = await enter(context)
+            message = parsed(caller, requests) if isinstance(requests, bytes) else messages(requests, context)
+            return method(message, caller if path in _CALLS else context)
 
         async def messages(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             async for request in requests:
-                yield _parsed(self._gate.enter(call, context.peer()), parse, request)
+                yield parsed(await enter(context), request)
 
         async def answer(requests: _Requests, context: Context) -> Any:
             async with abort_on_error(context):
-                return await begin(requests, context)
+                return await (await begin(requests, context))
 
         async def answers(requests: _Requests, context: Context) -> AsyncIterator[Any]:
-            async with abort_on_error(context), aclosing(begin(requests, context)) as responses:
+            async with abort_on_error(context), aclosing(await begin(requests, context)) as responses:
                 async for response in responses:
                     yield response
 

@@ -37,6 +37,11 @@ class OpenConnections:
         """The number of distinct clients that are connected."""
         return len(self._by_client)
 
+    @property
+    def client_names(self) -> list[str]:
+        """The names of the clients that are connected. Any thread may read this."""
+        return list(self._by_client)
+
     def take_attempt(self, peer: Peer) -> None:
         """Raises AccessDeniedError if the peer connects too often, or no role applies to it."""
         quota = self._gate.policy.rights(peer).quotas.max_connections

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stapsdtd.api.http2 import ErrorCode, Http2Error
+from stapsdtd.runtime.shares import Shares
 from stapsdtd.sessions.token_bucket import TokenBucket, TokenBuckets
 
 CONNECTION_FRAMES, CLIENT_FRAMES = 5000, 10_000
@@ -26,14 +27,18 @@ class FrameBudget:
     shared: the buckets of all clients.
     """
 
-    def __init__(self, client: str, requests: int | None, shared: TokenBuckets, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, client: str, requests: int | None, shared: TokenBuckets, shares: Shares, clock: Callable[[], float]
+    ) -> None:
         self._client = client
+        self._shares = shares
         self._requests = None if requests is None else max(requests * REQUESTS_FACTOR, LEAST_REQUESTS)
         self._shared = shared
         self._frames = TokenBucket(CONNECTION_FRAMES, clock)
 
     def take_frames(self, count: int) -> None:
         """Charge frames. Raises Http2Error, like the others, if the client sends more than it may."""
+        self._shares.count_frames(self._client, count)
         if self._requests is not None:
             if self._frames.take(count) < count:
                 raise _calm(f"one connection of {self._client}", CONNECTION_FRAMES, "frames")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import cast
 
 from stapsdtd.api.frames import FrameReader
 from stapsdtd.api.http2 import Http2Error, SentFrames
+
+_LONGEST_WAIT_SECONDS = 1.0
 
 
 class Half(asyncio.BufferedProtocol):
@@ -30,7 +33,8 @@ class Half(asyncio.BufferedProtocol):
         self._reader: FrameReader | None = None
         self._refuse: Callable[[Http2Error], None] | None = None
         self._unsent = b""
-        self._is_held = self._is_refused = False
+        self._charge: Callable[[float], float] = lambda _: 0.0
+        self._is_held = self._is_refused = self._is_waiting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -54,18 +58,26 @@ class Half(asyncio.BufferedProtocol):
             self._unsent += data
             self.transport.pause_reading()
 
-    def connect_to(self, other: Half, reader: FrameReader, refuse: Callable[[Http2Error], None]) -> None:
+    def connect_to(
+        self,
+        other: Half,
+        reader: FrameReader,
+        refuse: Callable[[Http2Error], None],
+        charge: Callable[[float], float],
+    ) -> None:
         """Write what is read to other, beginning with what was read already.
 
-        reader: reads it before. refuse: is called once with its error, from when on nothing more is read.
+        reader: reads it before. refuse: is called once with its error, from when on nothing more is read. charge: is
+        told how much processor time that took, and returns for how long nothing more is to be read.
         """
-        self.other, self._reader, self._refuse = other, reader, refuse
+        self.other, self._reader, self._refuse, self._charge = other, reader, refuse, charge
         self._continue()
 
     def _pass_on(self, data: bytes) -> None:
         if self._is_refused:
             return
         if self._reader is not None and self._refuse is not None:
+            begin = time.thread_time()
             try:
                 self._unsent = data[self._reader.feed(data) :]
             except Http2Error as error:
@@ -73,12 +85,20 @@ class Half(asyncio.BufferedProtocol):
                 self.transport.pause_reading()
                 self._refuse(error)
                 return
+            if seconds := self._charge(time.thread_time() - begin):
+                self._is_waiting = True
+                self.transport.pause_reading()
+                asyncio.get_running_loop().call_later(min(seconds, _LONGEST_WAIT_SECONDS), self._read_on)
             if self._unsent:
                 data = data[: len(data) - len(self._unsent)]
                 self.transport.pause_reading()
                 asyncio.get_running_loop().call_soon(self._continue)
         if self.other is not None:
             self.other.write(data)
+
+    def _read_on(self) -> None:
+        self._is_waiting = False
+        self._resume_reading()
 
     def _continue(self) -> None:
         """Pass on what is left, which took too long for one turn, then read on."""
@@ -121,5 +141,5 @@ class Half(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def _resume_reading(self) -> None:
-        if not (self._is_held or self._unsent or self._is_refused):
+        if not (self._is_held or self._unsent or self._is_refused or self._is_waiting):
             self.transport.resume_reading()

@@ -101,6 +101,10 @@ class Relay:
         """The number of distinct clients that are connected."""
         return self._connections.clients
 
+    @property
+    def client_names(self) -> list[str]:
+        return self._connections.client_names
+
     async def stop(self, *, is_flushing: bool = False) -> None:
         """Close everything. If is_flushing, first send clients what the gRPC server wrote before it closed."""
         self.stop_accepting()
@@ -219,7 +223,11 @@ class Relay:
                 self._gate.record_refusal("connection", "connect", peer, AccessDeniedError(reason))
                 outside.abort()
 
-        outside.connect_to(inside, frames, refuse)
+        def charge(seconds: float) -> float:
+            self._gate.shares.charge(peer.client, "frames", seconds)
+            return self._gate.shares.seconds_to_wait(peer.client)
+
+        outside.connect_to(inside, frames, refuse, charge)
         with enforced(self._timeouts, frames, time_out):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         # the other end gets a limited time to take what is still buffered
@@ -232,7 +240,8 @@ class Relay:
 
     def _frame_budget(self, peer: Peer) -> FrameBudget:
         rights = self._gate.policy.rights(peer)
-        return FrameBudget(peer.client, rights.quotas.max_requests_per_second, self._frames, self._clock)
+        requests = rights.quotas.max_requests_per_second
+        return FrameBudget(peer.client, requests, self._frames, self._gate.shares, self._clock)
 
     async def _connect(self, outside: Half, peer: Peer) -> Half:
         address = self._peers.add(peer)

@@ -44,7 +44,8 @@ class Limits:
 class Quotas:
     """Each client's limits. None: no limit beyond those of Limits.
 
-    max_foreign_hits_per_second: hits of its probes in processes that it may not trace.
+    max_foreign_hits_per_second: hits of its probes in processes that it may not trace. max_cpu_percent: of one
+    processor, for what the daemon does on its behalf while others want it, too.
     """
 
     max_connections: Count | None = None
@@ -54,6 +55,7 @@ class Quotas:
     max_events_per_second: Count | None = None
     max_requests_per_second: Count | None = None
     max_foreign_hits_per_second: Count | None = None
+    max_cpu_percent: Count = 25
 
 
 NO_QUOTAS = Quotas()
@@ -81,7 +83,15 @@ class Role:
     quotas: Quotas = NO_QUOTAS
 
 
-OPERATOR = Role("operator", ("root",), ("stapsdt",), list=("all",), trace=("all",), manage=True)
+OPERATOR = Role(
+    "operator",
+    ("root",),
+    ("stapsdt",),
+    list=("all",),
+    trace=("all",),
+    manage=True,
+    quotas=Quotas(max_cpu_percent=100),
+)
 USER = Role(
     "user",
     everybody=True,

@@ -1,6 +1,7 @@
 """Exports the counters of the daemon's parts as metrics; docs/metrics.md lists them.
 
-No label value is chosen by a client or a traced program, so neither can create many time series.
+No label value is chosen by a client or a traced program, so neither can create many time series: clients have series
+of their own only while they are connected.
 """
 
 from __future__ import annotations
@@ -149,6 +150,30 @@ class StapsdtdCollector(Collector):
             None,
             {"": self._sources.subscriptions.arming.foreign.exceeded},
         )
+        yield from self._shares()
+
+    def _shares(self) -> Iterator[Metric]:
+        """What connected clients took of the daemon; there is a series for all others together."""
+        taken = self._sources.gate.shares.taken(self._sources.relay.client_names)
+        seconds = CounterMetricFamily(
+            "stapsdtd_client_cpu_seconds",
+            "Processor time that was charged to clients, by kind of work.",
+            labels=["client", "work"],
+        )
+        waited = CounterMetricFamily(
+            "stapsdtd_client_waited_seconds", "Time that calls of clients beyond their share waited.", labels=["client"]
+        )
+        refused = CounterMetricFamily(
+            "stapsdtd_client_refusals", "Connections and calls of clients that were refused.", labels=["client"]
+        )
+        frames = CounterMetricFamily("stapsdtd_client_frames", "HTTP/2 frames that clients sent.", labels=["client"])
+        for client, each in taken.items():
+            for work, charged in each.seconds.items():
+                seconds.add_metric([client, work], charged)
+            waited.add_metric([client], each.waited)
+            refused.add_metric([client], each.refused)
+            frames.add_metric([client], each.frames)
+        yield from (seconds, waited, refused, frames)
 
     def _host(self) -> Iterator[Metric]:
         registry = self._sources.registry.metrics()

@@ -14,11 +14,11 @@ from stapsdtd.model import Object, ObjectKey
 
 _ROOT = 0
 
-_SHARE = 0.3
+_SHARE = 0.25
 """Seconds of the control thread that a user gets each second, ..."""
 _MAX_SECONDS = 1.0
 """... and as many at once."""
-_SLICE_SECONDS = 0.1
+_SLICE_SECONDS = 0.005
 _USERS = 1000
 
 _MAX_WEIGHT = 1_000_000

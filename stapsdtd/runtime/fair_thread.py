@@ -6,6 +6,7 @@
     client "b", user 1000      work, work ───────────┘    and the users of a client in turn
 
 Callers get futures and wait for nothing, so a call that does not return delays the work behind it and nobody else.
+A toll charges clients for their turns, and makes those wait that take more than their share, see `runtime.shares`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from stapsdtd.runtime.futures import finished
+from stapsdtd.runtime.shares import LOOK_SECONDS, Toll
 from stapsdtd.runtime.slices import slices
 
 _T = TypeVar("_T")
@@ -45,11 +47,12 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class _Work(Generic[_T]):
-    """calls: the call to make, none once it was made or cancelled."""
+    """calls: the call to make, none once it was made or cancelled. client: None if the work is urgent."""
 
     name: str
     calls: list[Callable[[], _T]]
     result: Future[_T]
+    client: str | None = None
 
     def run(self) -> None:
         try:
@@ -63,7 +66,8 @@ class _Work(Generic[_T]):
 class FairThread:
     """All methods may be called from any thread. slices: see `runtime.slices`, one for each call."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, toll: Toll | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._toll = toll
         self._clock = clock
         self.slices = slices()
         self._changed = threading.Condition()
@@ -83,7 +87,7 @@ class FairThread:
 
         queue: None for urgent work, which comes first. name: for Backlog.running. Raises RuntimeError after stop().
         """
-        work = _Work(name, [call], Future())
+        work = _Work(name, [call], Future(), queue.client if queue else None)
         work.result.add_done_callback(partial(self._drop, work.calls))
         with self._changed:
             if self._is_stopping:
@@ -159,8 +163,12 @@ class FairThread:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            with self.slices.measured():
-                work.run()
+            begin = time.thread_time()
+            work.run()
+            seconds = time.thread_time() - begin
+            self.slices.observe(seconds)
+            if self._toll is not None and work.client is not None:
+                self._toll.charge(work.client, seconds)
             # its result may be large, and the next work may take long to come
             del work
 
@@ -168,21 +176,33 @@ class FairThread:
         with self._changed:
             self._running = ""
             while True:
-                while not self._urgent and not self._queues:
+                work, seconds = self._take_turn()
+                if work is None:
                     if self._is_stopping:
                         return None
                     self._is_resting = True
-                    self._changed.wait()
+                    self._changed.wait(seconds)
                     self._is_resting = False
-                work = self._urgent.popleft() if self._urgent else self._take_turn()
                 # what was cancelled is not counted any more
-                if work.result.set_running_or_notify_cancel():
+                elif work.result.set_running_or_notify_cancel():
                     self._waiting -= 1
                     self._running, self._since = work.name, self._clock()
                     return work
 
-    def _take_turn(self) -> _Work[object]:
-        client, queues = self._queues.popitem(last=False)
+    def _take_turn(self) -> tuple[_Work[object] | None, float | None]:
+        """Return whose turn it is; None, and when it may be somebody's, if it is nobody's at present."""
+        if self._urgent:
+            return self._urgent.popleft(), None
+        soonest: float | None = None
+        for client in self._queues:
+            seconds = 0.0 if self._toll is None or self._is_stopping else self._toll.seconds_to_wait(client)
+            if not seconds:
+                return self._pop(client), None
+            soonest = min(seconds, soonest or seconds, LOOK_SECONDS)
+        return None, soonest
+
+    def _pop(self, client: str) -> _Work[object]:
+        queues = self._queues.pop(client)
         queue, waiting = queues.popitem(last=False)
         work = waiting.popleft()
         if waiting:

@@ -6,15 +6,14 @@
 
 Clients and the programs that they trace decide how long that takes. So events are evaluated in slices of some 3 ms, one
 of each client in turn, and nobody else's events wait for them: the thread that reads all events only fills backlogs.
-While others have subscriptions, a client gets a share of one processor, of which it may take a second's worth at once.
-Of each client's events, a bounded number of bytes waits; those beyond are lost to that client.
+Beside others, a client gets a share of one processor, see `runtime.shares`. Of each client's events, a bounded number
+of bytes waits; those beyond are lost to that client.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,10 +25,10 @@ import numpy as np
 
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.runtime.futures import finished, unfinished
+from stapsdtd.runtime.shares import LOOK_SECONDS, Shares
 from stapsdtd.runtime.slices import slices
 from stapsdtd.sessions.fairness import shared_out
 
-SHARE = 0.25
 MOST_WAITING_BYTES = 16 << 20
 """Of a client's events."""
 
@@ -50,26 +49,19 @@ class Evaluation(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """paid_until: when its share has made up for the time that it took. waiting: the backlogs that have something."""
+    """waiting: the backlogs that have something."""
 
     bytes: int = 0
-    paid_until: float = 0.0
     waiting: deque[Backlog] = field(default_factory=deque)
 
 
 class Evaluating:
-    """Owns the thread. Any thread may call the methods. clock: in seconds; cpu_clock: of the calling thread's work.
-    slices: see `runtime.slices`.
-    """
+    """Owns the thread. Any thread may call the methods. slices: see `runtime.slices`."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
-    ) -> None:
+    def __init__(self, shares: Shares) -> None:
         self.slices = slices()
-        self._clock = clock
-        self._cpu_clock = cpu_clock
+        self._shares = shares
         self._changed = threading.Condition()
-        self._subscriptions: Counter[str] = Counter()
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._asked: list[Future[None]] = []
         self._is_resting = self._is_hurried = self._is_stopping = False
@@ -78,13 +70,11 @@ class Evaluating:
 
     def began(self, client: str) -> None:
         """Count a subscription of a client's."""
-        with self._changed:
-            self._subscriptions[client] += 1
+        self._shares.began(client)
 
     def ended(self, client: str) -> None:
+        self._shares.ended(client)
         with self._changed:
-            self._subscriptions[client] -= 1
-            self._subscriptions += Counter()
             self._changed.notify()
 
     def backlog(self, client: str, steps_per_byte: int, evaluation: Evaluation) -> Backlog:
@@ -131,11 +121,12 @@ class Evaluating:
 
     def _run(self) -> None:
         while (backlog := self._next()) is not None:
-            begin = self._cpu_clock()
+            begin = self._shares.cpu_clock()
             freed = backlog.take_turn()
-            seconds = self._cpu_clock() - begin
+            seconds = self._shares.cpu_clock() - begin
             self.slices.observe(seconds)
-            self._account(backlog, freed, seconds)
+            self._shares.charge(backlog.client, "evaluating", seconds)
+            self._account(backlog, freed)
             # what it refers to is not to be kept until the next one comes
             del backlog
 
@@ -146,39 +137,29 @@ class Evaluating:
                 for asked in self._asked:
                     asked.set_result(None)
                 self._asked.clear()
-                waiting = [client for client in self._clients.values() if client.waiting]
+                waiting = {
+                    name: self._seconds_to_wait(name) for name, client in self._clients.items() if client.waiting
+                }
                 if not waiting and self._is_stopping:
                     return None
-                if (backlog := self._turn()) is not None:
-                    return backlog
+                if (name := next((name for name, seconds in waiting.items() if not seconds), None)) is not None:
+                    self._clients.move_to_end(name)
+                    return self._clients[name].waiting[0]
                 self._is_resting = True
-                self._changed.wait(min(map(self._seconds_until_paid, waiting)) if waiting else None)
+                self._changed.wait(min(*waiting.values(), LOOK_SECONDS) if waiting else None)
                 self._is_resting = False
 
-    def _turn(self) -> Backlog | None:
-        for name, client in self._clients.items():
-            if client.waiting and (self._is_alone(name) or self._seconds_until_paid(client) <= 0):
-                self._clients.move_to_end(name)
-                return client.waiting[0]
-        return None
+    def _seconds_to_wait(self, client: str) -> float:
+        return 0.0 if self._is_hurried else self._shares.seconds_to_wait(client)
 
-    def _is_alone(self, name: str) -> bool:
-        return self._is_hurried or not any(other != name for other in self._subscriptions)
-
-    def _seconds_until_paid(self, client: _Client) -> float:
-        """A second's worth may be taken in advance."""
-        return client.paid_until - self._clock() - 1
-
-    def _account(self, backlog: Backlog, freed: int, seconds: float) -> None:
+    def _account(self, backlog: Backlog, freed: int) -> None:
         with self._changed:
             client = self._clients[backlog.client]
-            now = self._clock()
             client.bytes -= freed
-            client.paid_until = max(client.paid_until, now) + seconds / SHARE
             client.waiting.popleft()
             if not backlog.is_empty:
                 client.waiting.append(backlog)
-            elif not client.waiting and client.paid_until < now + 1 and backlog.client not in self._subscriptions:
+            elif not client.waiting:
                 del self._clients[backlog.client]
 
 

@@ -73,6 +73,7 @@ from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.runtime.futures import finished
+from stapsdtd.runtime.shares import Shares, Toll
 from stapsdtd.runtime.slices import slices
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, FileLimits
 from stapsdtd.sessions.attacher import Opener
@@ -408,9 +409,10 @@ class Served:
         self.watcher = _FakeWatcher()
         watcher = cast("Watcher", self.watcher)
         self.connected = connected = ConnectedClients()
-        self.arming = FairThread("arming")
-        self.matching = FairThread("matching")
-        self.evaluating = Evaluating()
+        self.shares = Shares()
+        self.arming = FairThread("arming", Toll(self.shares, "arming", waits=False))
+        self.matching = FairThread("matching", Toll(self.shares, "matching"))
+        self.evaluating = Evaluating(self.shares)
         self.subscriptions = self.begin_in_control(
             lambda: Subscriptions(
                 self.registry,
@@ -434,7 +436,7 @@ class Served:
             )
         )
         self.peers = RecordedPeers(connected)
-        self.gate = Gate(self.peers.find, Policy(roles))
+        self.gate = Gate(self.peers.find, Policy(roles), self.shares)
         self.functions = functions or KernelFunctions(tuple)
         backend = Backend(
             self.control,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,6 +292,12 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
         for label, value in sample.labels.items()
         if label not in {"le", "version"}
     }
+    client = f"uid {os.getuid()}"
+    assert {value for label, value in values if label == "client"} == {client, "others"}
+    assert {value for label, value in values if label == "work"} <= {
+        "requests", "matching", "arming", "evaluating", "frames",
+    }  # fmt: skip
+    values = {(label, value) for label, value in values if label not in {"client", "work"}}
     assert values == {
         ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"),
         ("outcome", "from_file"), ("outcome", "unavailable"), ("outcome", "touched"), ("outcome", "refused"),
@@ -300,6 +307,27 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
         ("ring", "64"), ("what", "connection"), ("what", "frames"), ("what", "call"), ("reason", "file"),
         ("reason", "worker"), ("thread", "matching"), ("thread", "reader"),
     }  # fmt: skip
+
+
+def test_a_client_has_series_while_it_is_connected(server: Served, scraped: Scraped) -> None:
+    client = f"uid {os.getuid()}"
+    server.subscribe("app:a()")
+    taken = scraped.figures()
+    assert taken[f"stapsdtd_client_cpu_seconds_total[{client}][requests]"] > 0
+    assert taken[f"stapsdtd_client_frames_total[{client}]"] > 0
+    assert taken[f"stapsdtd_client_waited_seconds_total[{client}]"] == 0
+    with pytest.raises(grpc.RpcError):
+        server.stream("unknown").next()
+    before = scraped[f"client_refusals_total[{client}]"]
+    server.gate.policy = type(server.gate.policy)([])
+    with pytest.raises(grpc.RpcError):
+        server.held()
+    assert scraped[f"client_refusals_total[{client}]"] == before + 1
+    server.channel.close()
+    wait_for(lambda: not server.relay.connections, "the client to disconnect")
+    left = scraped.figures()
+    assert f"stapsdtd_client_frames_total[{client}]" not in left
+    assert left["stapsdtd_client_frames_total[others]"] >= taken[f"stapsdtd_client_frames_total[{client}]"]
 
 
 def test_all_metrics_are_documented_and_no_others(server: Served, scraped: Scraped) -> None:

@@ -19,6 +19,7 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import OPERATOR, USER, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
 from stapsdtd.runtime.line_limiter import LineLimiter
+from stapsdtd.runtime.shares import Shares
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
@@ -202,7 +203,7 @@ class TestGate:
             return peers[address]
 
         policy = Policy([OPERATOR, replace(USER, quotas=Quotas(max_requests_per_second=2))])
-        return Gate(find, policy, clock=lambda: 0.0)
+        return Gate(find, policy, Shares(), clock=lambda: 0.0)
 
     def test_who_calls(self) -> None:
         caller = self.gate().enter("list", "anne")
@@ -255,6 +256,7 @@ class TestGate:
         gate = Gate(
             lambda address: Peer(SOCKET, int(address)),
             Policy([replace(USER, quotas=Quotas(max_requests_per_second=1000))]),
+            Shares(),
             clock=lambda: next(seconds),
         )
         for uid in range(3000):

@@ -13,6 +13,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Capture
 from stapsdtd.query.evaluate import steps
 from stapsdtd.query.parse import parse
+from stapsdtd.runtime.shares import Shares
 from stapsdtd.sessions.evaluating import MOST_WAITING_BYTES, Evaluating
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
@@ -73,7 +74,7 @@ def texts(count: int, length: int, pid: int = 10) -> EventBatch:
 
 @pytest.fixture
 def thread() -> Iterator[Evaluating]:
-    evaluating = Evaluating()
+    evaluating = Evaluating(Shares())
     yield evaluating
     evaluating.stop()
 
@@ -239,7 +240,7 @@ class Clocks:
 
 def test_a_client_has_a_share_while_others_have_subscriptions() -> None:
     clocks = Clocks()
-    thread = Evaluating(lambda: clocks.now, clocks.cpu)
+    thread = Evaluating(Shares(lambda: clocks.now, clocks.cpu))
     log: list[str] = []
     greedy = thread.backlog("greedy", 1, Recorded(log, "greedy"))
     thread.began("greedy")
@@ -264,7 +265,7 @@ def test_a_client_has_a_share_while_others_have_subscriptions() -> None:
 @pytest.mark.parametrize("how", ["hurry", "others end"])
 def test_a_share_does_not_bind_who_is_alone(how: str) -> None:
     clocks = Clocks()
-    thread = Evaluating(lambda: clocks.now, clocks.cpu)
+    thread = Evaluating(Shares(lambda: clocks.now, clocks.cpu))
     for client in ("greedy", "other"):
         thread.began(client)
     backlog = thread.backlog("greedy", 1, Recorded([], "greedy"))
@@ -281,7 +282,7 @@ def test_a_share_does_not_bind_who_is_alone(how: str) -> None:
 
 
 def test_all_that_waits_is_evaluated_before_the_thread_ends() -> None:
-    thread = Evaluating()
+    thread = Evaluating(Shares())
     log: list[str] = []
     held = Held(thread)
     thread.backlog("one", 1, Recorded(log, "one")).add(numbers(4 * 6144))

@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def thread(clock: Clock) -> Iterator[FairThread]:
-    made = FairThread("fair", clock)
+    made = FairThread("fair", clock=clock)
     yield made
     made.stop()
 
@@ -196,7 +196,7 @@ def test_backlog(thread: FairThread, held: Held, clock: Clock) -> None:
 
 
 def test_stop_waits_for_what_was_submitted(clock: Clock) -> None:
-    thread, held = FairThread("fair", clock), Held()
+    thread, held = FairThread("fair", clock=clock), Held()
     thread.submit(A, held)
     last = thread.submit(Queue("b"), lambda: 7)
     stopping = threading.Thread(target=thread.stop)

@@ -14,6 +14,7 @@ from stapsdtd.api.frame_budget import CLIENT_FRAMES, CONNECTION_FRAMES, FrameBud
 from stapsdtd.api.frames import MAX_CONTINUATIONS, MAX_UNFINISHED, FrameReader
 from stapsdtd.api.header_blocks import MAX_BLOCK_BYTES
 from stapsdtd.api.http2 import ErrorCode, Http2Error, SentFrames
+from stapsdtd.runtime.shares import Shares
 from stapsdtd.sessions.token_bucket import TokenBuckets
 from tests.api import http2
 from tests.unit.test_token_bucket import Clock
@@ -33,7 +34,7 @@ REQUESTS = 50
 
 def reader(requests: int | None = None, shared: TokenBuckets | None = None, clock: Clock | None = None) -> FrameReader:
     clock = clock or Clock()
-    return FrameReader(FrameBudget("uid 1", requests, shared or TokenBuckets(clock), clock))
+    return FrameReader(FrameBudget("uid 1", requests, shared or TokenBuckets(clock), Shares(), clock))
 
 
 def greeted(requests: int | None = None, shared: TokenBuckets | None = None, clock: Clock | None = None) -> FrameReader:

@@ -11,6 +11,7 @@ from stapsdtd.api.frame_budget import FrameBudget
 from stapsdtd.api.frames import FrameReader
 from stapsdtd.api.header_blocks import HeaderBlocks
 from stapsdtd.api.http2 import ErrorCode, Http2Error
+from stapsdtd.runtime.shares import Shares
 from stapsdtd.sessions.token_bucket import TokenBuckets
 from tests.api import http2
 from tests.unit.test_token_bucket import Clock
@@ -30,7 +31,7 @@ def encoded(*blocks: list[tuple[bytes, bytes]], huffman: bool = True) -> list[by
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_a_path_that_is_no_text_is_found(huffman: bool, cuts: list[int]) -> None:
     clock = Clock()
-    frames = FrameReader(FrameBudget("uid 1", None, TokenBuckets(clock), clock))
+    frames = FrameReader(FrameBudget("uid 1", None, TokenBuckets(clock), Shares(), clock))
     frames.feed(http2.greeting())
     good, again, bad = encoded(GOOD, GOOD, BAD, huffman=huffman)
     for stream, block in ((1, good), (3, again)):
