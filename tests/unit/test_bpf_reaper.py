@@ -12,6 +12,7 @@ import pytest
 from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.probe_events import ProbeEvent
+from stapsdtd.kernel.uprobe_links import UprobeLink
 from tests.support import wait_for
 
 PATIENCE_SECONDS = 20
@@ -19,6 +20,8 @@ PATIENCE_SECONDS = 20
 
 class Event:
     """Takes as long to remove as a test likes."""
+
+    holds_event_mutex = True
 
     def __init__(self, error: Exception | None = None) -> None:
         self.may_go = threading.Event()
@@ -37,6 +40,23 @@ class Event:
         self.thread = threading.current_thread()
         if self._error is not None:
             raise self._error
+
+
+class Link:
+    """Takes as long to close as all others that are to be closed at the same time."""
+
+    holds_event_mutex = False
+
+    def __init__(self, together: threading.Barrier) -> None:
+        self._together = together
+
+    def unpatch(self) -> None:
+        self._together.wait(PATIENCE_SECONDS)
+
+    disarm = unpatch
+
+    def remove(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -200,3 +220,28 @@ def test_only_so_many_wait_of_an_owner(removals: EventReaper) -> None:
     assert wait_for(lambda: removals.why_not("objects of uid 1000", 3), "the line to be full") == reason
     assert removals.why_not("objects of uid 1001", 3) is None
     event.may_go.set()
+
+
+def test_links_of_all_owners_are_closed_together(removals: EventReaper) -> None:
+    event, together = Event(), threading.Barrier(20)
+    begin(removals, event, [])
+    for number in range(together.parties):
+        link = cast("UprobeLink", Link(together))
+        removals.begin(link, lambda: None, owner="many" if number else "one")
+    quiesced = [removals.quiesced(owner) for owner in ("one", "many")]
+    event.may_go.set()
+    for each in quiesced:
+        each.result(PATIENCE_SECONDS)
+    assert together.n_waiting == 0
+
+
+def test_what_waits_for_links_is_told_when_these_are_closed(removals: EventReaper) -> None:
+    event, together = Event(), threading.Barrier(2)
+    begin(removals, event, [])
+    removals.begin(cast("UprobeLink", Link(together)), lambda: None, owner="one")
+    quiesced = removals.quiesced("one")
+    event.may_go.set()
+    with pytest.raises(TimeoutError):
+        quiesced.result(0.05)
+    together.wait(PATIENCE_SECONDS)
+    quiesced.result(PATIENCE_SECONDS)

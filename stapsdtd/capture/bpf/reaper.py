@@ -1,7 +1,7 @@
-"""Removes events in a thread of its own, since the kernel takes some 100 ms for each.
+"""Removes events in a thread of its own, since the kernel takes some 100 ms for each. `turns` decides on the order.
 
-More threads would not help: closing an event's last descriptor holds the kernel's event_mutex all the while. `turns`
-decides on the order.
+More threads would not help where closing an event's last descriptor holds the kernel's event_mutex all the while. The
+others, links, only wait for a grace period, which those that are closed at the same time share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -20,6 +20,9 @@ from stapsdtd.capture.bpf.turns import MAX_WAITING, Turns
 from stapsdtd.errors import TracefsRejectedError
 
 _log = logging.getLogger(__name__)
+
+_TOGETHER = 32
+"""Links that are closed at the same time, each by a thread that waits."""
 
 
 class EventReaper:
@@ -31,9 +34,11 @@ class EventReaper:
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, worker: Executor | None = None) -> None:
         """worker: does one thing at a time; a thread of its own if None."""
         self._worker = worker or ThreadPoolExecutor(1, "stapsdtd-reaper")
+        self._closers = ThreadPoolExecutor(_TOGETHER, "stapsdtd-links")
         self._on_gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._changed = threading.Condition()
         self._turns = Turns[Work](clock)
+        self._taken_ahead = 0
         self._refused: list[tuple[str, Event]] = []
         self._is_arming = False
         self._is_finishing = False
@@ -90,9 +95,19 @@ class EventReaper:
 
     def _do_next(self) -> None:
         with self._changed:
+            if self._taken_ahead:
+                self._taken_ahead -= 1
+                return
             while (work := self._next()) is None:
                 self._changed.wait(None if self._is_arming else max(self._turns.wait, 0.001))
-        work.run()
+            further = [] if work.is_alone else self._turns.take_more(_TOGETHER - 1, lambda other: not other.is_alone)
+            self._taken_ahead += len(further)
+        together = [work, *further]
+        wait([self._closers.submit(each.run) for each in together if each.is_link])
+        # what waits for links that were taken before
+        for each in together:
+            if not each.is_link:
+                each.run()
         with self._changed:
             waiting = [other for other in self._turns.awaited() if other.is_patched]
         # unpatch their processes long before their turns come
@@ -116,8 +131,9 @@ class EventReaper:
             _log.exception("cannot disarm an event; the next start of the daemon will remove it")
             return
         try:
-            # the rest holds event_mutex, for which an arming would wait
-            self._wait_for_arming()
+            if event.holds_event_mutex:
+                # the rest, for which an arming would wait
+                self._wait_for_arming()
             event.remove()
         except TracefsRejectedError as error:
             _log.warning("%s; trying again later, at the latest when the daemon starts next", error)
@@ -163,6 +179,7 @@ class EventReaper:
             for work in waiting:
                 work.unpatch()
         self._worker.shutdown()
+        self._closers.shutdown()
         refused, self._refused = self._refused, []
         for owner, event in refused:
             self._remove_again(owner, event)
@@ -170,18 +187,26 @@ class EventReaper:
 
 
 class Work:
-    """A job of the worker. event: to be removed by it. is_patched: the event is still to be unpatched."""
+    """A job of the worker. event: to be removed by it.
+
+    is_alone: it holds event_mutex. is_link: it removes an event that does not. is_patched: the event is still to be
+    unpatched before its turn, which is no different from removing a link.
+    """
 
     def __init__(
         self, run: Callable[[], None], event: Event | None = None, before: Callable[[], None] = lambda: None
     ) -> None:
         """before: called before the event is unpatched."""
         self.run = run
-        self.is_patched = event is not None
+        self.is_alone = event is not None and event.holds_event_mutex
+        self.is_link = event is not None and not event.holds_event_mutex
+        self.is_patched = self.is_alone
         self._event = event
         self._before = before
 
     def unpatch(self) -> None:
+        if not self.is_patched:
+            return
         self.is_patched = False
         if self._event is not None:
             self._before()
