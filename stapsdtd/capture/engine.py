@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -215,6 +215,12 @@ class Engine(Protocol):
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         """Arm sites. From its return on, every hit of a site not refused is delivered, filtered or counted as lost."""
 
+    def arm_in_steps(self, subscription_key: SubscriptionKey, target: Target) -> Generator[None, None, list[Refusal]]:
+        """As `arm`, but take some milliseconds at a time, between which other methods may be called.
+
+        Closing it arms nothing, and is all that may be done once this object is disarmed or the subscription closed.
+        """
+
     def renew(self, pid: int) -> None:
         """Keep armed what is armed in a process, whose main thread ended or is another one now. Raises OSError."""
 
@@ -225,6 +231,9 @@ class Engine(Protocol):
         """Disarm everything, and end the subscription. The future is done, in any thread, when the sink has its last
         events and losses; it is not called after that.
         """
+
+    def close_in_steps(self, subscription_key: SubscriptionKey) -> Generator[None, None, Future[None]]:
+        """As `close`, but take some milliseconds at a time, between which others may be armed and closed."""
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
         """Return a future that is done, in any thread, when the sinks have all hits so far. It may have an error."""

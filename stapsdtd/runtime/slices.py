@@ -11,6 +11,23 @@ import time
 
 from stapsdtd.runtime.latency import Latency
 
+TURN_SECONDS = 0.003
+"""Of processor time that a step of longer work takes, before others have their turn."""
+
+
+class Turn:
+    """Tells work that is done in steps when one has taken long enough."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._until = time.thread_time() + TURN_SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        return time.thread_time() >= self._until
+
 
 def slices() -> Latency:
     """Return what measures the slices of a thread, and is used by that thread."""

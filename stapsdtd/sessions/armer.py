@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_MAPPERS = 8
 _ROOT = 0
+_CLOSING = -1
+"""No user: subscriptions are closed in turn with what is armed for the same client."""
 
 CallSoon = Callable[[Callable[[], None]], object]
 Charge = Callable[[int, float], None]
@@ -224,8 +226,10 @@ class Armer:
             considered = live.pop(key)
             if not considered.arming.cancel() and considered.outcome is not None:
                 self._forget(live, considered)
-        return self._thread.submit(
-            None, partial(self._attacher.close, live.session, unmapped), "closing a subscription"
+        self._thread.submit(None, live.session.end, "ending a subscription")
+        queue = Queue(live.subscription.client.name, _CLOSING)
+        return self._thread.take_turns(
+            queue, self._attacher.close(live.session, unmapped), "closing a subscription", is_whole=True
         )
 
     def _forget(self, live: LiveSubscription, considered: ConsideredObject) -> None:

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from stapsdtd import model
 from stapsdtd.arch import why_foreign
-from stapsdtd.capture.engine import Engine
+from stapsdtd.capture.engine import Engine, Refusal
 from stapsdtd.catalog.selectors import SelectedSite, missing_argument
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, StapsdtdError, TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
@@ -34,6 +34,7 @@ from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.runtime.logs import fields
+from stapsdtd.runtime.slices import Turn
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
@@ -42,8 +43,8 @@ from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of, why_n
 
 _log = logging.getLogger(__name__)
 
-_SITES_AT_ONCE = 1000
-"""That are armed in one turn, of 0.15 s, and removed together: each such part takes its own grace period."""
+_SITES_AT_ONCE = 250
+"""Of one object that are armed together, and can be removed together."""
 
 Refusals = dict[tuple[int, Site], str]
 """Why sites were refused, by `SelectedSite.key`."""
@@ -133,15 +134,17 @@ class Attacher:
                 path = f"/proc/self/fd/{descriptor}"
             refusals: Refusals = {}
             armable: list[FilteredSite] = []
-            for number, each in enumerate(selected, 1):
+            turn = Turn()
+            for each in selected:
                 clause = subscription.clauses[each.clause]
                 site_filter = clause.spec.filter_at(each.capture)
                 if reason := self._why_refused(clause, descriptor, obj, each, site_filter):
                     refusals[each.key] = reason
                 else:
                     armable.append((each, site_filter))
-                if not number % _SITES_AT_ONCE:
+                if turn.is_over:
                     yield from _pause(session, request)
+                    turn.begin()
             principal = subscription.client
             granted = principal.take_sites(len(armable))
             limit = principal.quotas.max_sites
@@ -208,8 +211,7 @@ class Attacher:
                 part = of_clause[first : first + at_once]
                 target = target_of(self._engine, session.subscription, clause, request, part, file_path=file_path)
                 try:
-                    with self.latency.measured(), host_call(ARM, request.object.path):
-                        refused = self._engine.arm(clause.key, target)
+                    refused = yield from self._armed(session, request, self._engine.arm_in_steps(clause.key, target))
                     refusals |= {(position, each.site): each.reason for each in refused}
                 except (TracefsRejectedError, OSError) as error:
                     extra = fields(client=session.subscription.client.name)
@@ -218,6 +220,24 @@ class Attacher:
                     refusals |= {each.key: str(error) for each, _ in of_clause}
                     break
         return refusals
+
+    def _armed(
+        self, session: Session, request: ArmRequest, steps: Generator[None, None, list[Refusal]]
+    ) -> Generator[None, None, list[Refusal]]:
+        """Take the engine's steps, until the object is disarmed."""
+        taken = 0.0
+        with contextlib.closing(steps):
+            while True:
+                begin = time.perf_counter()
+                try:
+                    with host_call(ARM, request.object.path):
+                        next(steps)
+                except StopIteration as end:
+                    self.latency.observe(taken + time.perf_counter() - begin)
+                    refused: list[Refusal] = end.value
+                    return refused
+                taken += time.perf_counter() - begin
+                yield from _pause(session, request)
 
     def renew(self, pid: int) -> None:
         """See `Engine.renew`."""
@@ -240,7 +260,7 @@ class Attacher:
             release(self._engine, clause, obj, is_awaited=is_awaited)
         return self._engine.quiesced(owner_of(session.subscription.client)) if is_awaited else finished()
 
-    def close(self, session: Session, unmapped: Sequence[Object]) -> Closed:
+    def close(self, session: Session, unmapped: Sequence[Object]) -> Generator[None, None, Closed]:
         """See `Session.close`."""
         return session.close(self._engine, unmapped)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -75,26 +74,31 @@ class Session:
                 # the other clauses' sites name the same set, which goes with the first clause: that is closed last
                 processes.follow(engine.follow(subscription.clauses[0].key, processes.remaining))
 
-    def close(self, engine: Engine, unmapped: Sequence[Object]) -> Closed:
-        """Close the clauses. Nothing is armed for them after that.
+    def end(self) -> None:
+        """Arm nothing any more."""
+        self.is_closed = True
+
+    def close(self, engine: Engine, unmapped: Sequence[Object]) -> Generator[None, None, Closed]:
+        """Close the clauses of a session that has ended, in steps.
 
         unmapped: objects that are patched nowhere, so that their removal, which takes the kernel 0.1 s each, can wait.
         """
-        self.is_closed = True
         if not self.opened:
             return Closed(finished(), finished())
         for clause in self.opened:
             for obj in unmapped:
                 release(engine, clause, obj)
+                yield
         delivered: list[Future[None]] = []
-
-        def close(clause: Clause) -> None:
-            delivered.append(clause.settled(engine.close(clause.key)))
-
-        with contextlib.ExitStack() as steps:
-            # the last of these comes first, and one that fails does not stop the others
-            for clause in self.opened:
-                steps.callback(close, clause)
+        failure: BaseException | None = None
+        # the first comes last, see _open()
+        for clause in reversed(self.opened):
+            try:
+                delivered.append(clause.settled((yield from engine.close_in_steps(clause.key))))
+            except Exception as error:  # noqa: BLE001 - the others are to be closed, too
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return Closed(all_done(delivered), engine.quiesced(owner_of(self.subscription.client)))
 
 

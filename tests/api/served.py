@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -205,6 +205,10 @@ class FakeEngine:
         sites = (wanted.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 
+    def arm_in_steps(self, subscription_key: SubscriptionKey, target: Target) -> Generator[None, None, list[Refusal]]:
+        yield
+        return self.arm(subscription_key, target)
+
     def renew(self, pid: int) -> None:
         self._begin(f"renew {pid}")
 
@@ -219,6 +223,10 @@ class FakeEngine:
             sink.deliver(merge(self.last_events))
         self._begin("close")
         return self.last_read or self.quiesced()
+
+    def close_in_steps(self, subscription_key: SubscriptionKey) -> Generator[None, None, Future[None]]:
+        yield
+        return self.close(subscription_key)
 
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         assert architecture == "x86-64"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 
-from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Group
+from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Consumer, Group
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.tables import Tables
-from stapsdtd.capture.engine import Target
+from stapsdtd.capture.engine import SubscriptionKey, Target
 from stapsdtd.kernel.host_calls import OPEN_FILE, host_call
 from stapsdtd.model import ObjectKey, Site
+
+_NO_SLOT = 0
 
 
 class ArmedObjects:
@@ -31,6 +33,13 @@ class ArmedObjects:
             armed = self._objects[key] = _opened(target)
         return armed
 
+    @staticmethod
+    def preview(armed: ArmedObject, site: Site, subscription_key: SubscriptionKey, consumer: Consumer) -> ArmedSite:
+        """Return a site as it will be with one more consumer. It has no slot."""
+        known = armed.sites.get(site)
+        others = known.consumers if known is not None else {}
+        return ArmedSite(armed, site, _NO_SLOT, {**others, subscription_key: consumer})
+
     def site(self, armed: ArmedObject, site: Site) -> ArmedSite:
         """Return a site, with a slot, armed or not. Raises TableFullError."""
         armed_site = armed.sites.get(site)
@@ -43,7 +52,8 @@ class ArmedObjects:
         for site in [site for site in armed.sites.values() if not site.consumers and site.group is None]:
             self._tables.slots.free(site.slot)
             del armed.sites[site.site]
-        if not armed.sites and self._objects.pop(armed.key, None) is not None:
+        if not armed.sites and self._objects.get(armed.key) is armed:
+            del self._objects[armed.key]
             # records of plans that ended before may still need constants from the file
             self._endings.begin([]).add_done_callback(lambda _: _close(armed))
 

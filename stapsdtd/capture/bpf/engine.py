@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.bpf import layout, pairs
-from stapsdtd.capture.bpf.armed import ArmedSite
+from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Consumer
 from stapsdtd.capture.bpf.armed_objects import ArmedObjects
 from stapsdtd.capture.bpf.chains import Chains
 from stapsdtd.capture.bpf.consumers import Consumers
@@ -27,6 +27,7 @@ from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.missed import MissedCalls
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.prepared import NOTHING, Prepared
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.reaper import EventReaper
@@ -47,6 +48,7 @@ from stapsdtd.capture.engine import (
     Sink,
     SubscriptionKey,
     Target,
+    TargetSite,
     UnreadMetrics,
 )
 from stapsdtd.capture.names import Owner
@@ -54,9 +56,12 @@ from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
+from stapsdtd.runtime.slices import Turn
 from stapsdtd.spans.span import Span
 
 _log = logging.getLogger(__name__)
+
+_RELEASED_AT_ONCE = 64
 
 
 class BpfEngine:
@@ -142,10 +147,47 @@ class BpfEngine:
         subscription.followed = self._following.begin(pids, subscription.owner)
         return subscription.followed
 
-    def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
+    def arm_in_steps(self, subscription_key: SubscriptionKey, target: Target) -> Generator[None, None, list[Refusal]]:
+        if reason := self._why_not_armed(subscription_key, target):
+            return [Refusal(wanted.site, reason) for wanted in target.sites]
+        armed, prepared, turn = self._objects.of(target), Prepared(), Turn()
+        try:
+            for wanted in target.sites:
+                self._prepare(subscription_key, target, wanted, armed, prepared)
+                if turn.is_over:
+                    yield
+                    turn.begin()
+            return self.arm(subscription_key, target, prepared)
+        finally:
+            self._reconciler.discard(prepared)
+            self._objects.forget_unwanted(armed)
+
+    def _prepare(
+        self,
+        subscription_key: SubscriptionKey,
+        target: Target,
+        wanted: TargetSite,
+        armed: ArmedObject,
+        prepared: Prepared,
+    ) -> None:
+        """Make what a site takes to be armed, unless that fails now, without changing what is armed."""
+        with contextlib.suppress(TableFullError, ValueError, OSError):
+            consumer = prepared.consumers[wanted.site] = self._consumer(subscription_key, target, wanted)
+            self._reconciler.prepare(ArmedObjects.preview(armed, wanted.site, subscription_key, consumer), prepared)
+
+    def _consumer(self, subscription_key: SubscriptionKey, target: Target, wanted: TargetSite) -> Consumer:
+        """Raises TableFullError, ValueError and OSError."""
         subscription = self._subscriptions[subscription_key]
+        plan_ends = partial(self._plan_ends, subscription_key)
+        return self._consumers.make(subscription.channel, subscription.owner, target, wanted, plan_ends)
+
+    def _why_not_armed(self, subscription_key: SubscriptionKey, target: Target) -> str | None:
         reason = self._reaper.why_not(target.owner, MAX_EPHEMERAL) if target.is_ephemeral else None
-        if reason := reason or self._reaper.why_not(subscription.owner):
+        return reason or self._reaper.why_not(self._subscriptions[subscription_key].owner)
+
+    def arm(self, subscription_key: SubscriptionKey, target: Target, prepared: Prepared = NOTHING) -> list[Refusal]:
+        subscription = self._subscriptions[subscription_key]
+        if reason := self._why_not_armed(subscription_key, target):
             return [Refusal(wanted.site, reason) for wanted in target.sites]
         if target.object.is_kernel:
             # of calls before this one, for those who were there
@@ -157,15 +199,15 @@ class BpfEngine:
         for wanted in target.sites:
             try:
                 site = self._objects.site(armed, wanted.site)
-                site.consumers[subscription_key] = self._consumers.make(
-                    subscription.channel, subscription.owner, target, wanted, partial(self._plan_ends, subscription_key)
+                site.consumers[subscription_key] = prepared.consumers.get(wanted.site) or self._consumer(
+                    subscription_key, target, wanted
                 )
             except (TableFullError, ValueError, OSError) as error:
                 refusals[wanted.site] = str(error)
             else:
                 sites.append(site)
         try:
-            refused = self._reconciler.reconcile(sites, subscription.owner, subscription_key)
+            refused = self._reconciler.reconcile(sites, subscription.owner, subscription_key, prepared=prepared)
         except BaseException:
             # do not try this one again whenever other subscriptions' wishes for these sites change
             self._release(subscription_key, sites, is_awaited=False)
@@ -185,6 +227,16 @@ class BpfEngine:
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
         sites = self._subscriptions[subscription_key].sites.pop(target.key, [])
         self._release(subscription_key, sites, is_awaited=is_awaited)
+
+    def close_in_steps(self, subscription_key: SubscriptionKey) -> Generator[None, None, Future[None]]:
+        subscription, turn = self._subscriptions[subscription_key], Turn()
+        with self._reaper.together(subscription.owner):
+            while sites := subscription.take_sites(_RELEASED_AT_ONCE):
+                self._release(subscription_key, sites, is_awaited=True)
+                if turn.is_over:
+                    yield
+                    turn.begin()
+            return self.close(subscription_key)
 
     def close(self, subscription_key: SubscriptionKey) -> Future[None]:
         subscription = self._subscriptions[subscription_key]
@@ -206,7 +258,8 @@ class BpfEngine:
         return self._reader.end(plans, closing)
 
     def _release(self, subscription_key: SubscriptionKey, sites: Sequence[ArmedSite], *, is_awaited: bool) -> None:
-        self._missed.tell(self._objects.groups())
+        if any(site.object.is_kernel for site in sites):
+            self._missed.tell(self._objects.groups())
         for site in sites:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)

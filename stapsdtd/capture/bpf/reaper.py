@@ -39,6 +39,7 @@ class EventReaper:
         self._changed = threading.Condition()
         self._turns = Turns[Work](clock)
         self._taken_ahead = 0
+        self._held: dict[str, list[tuple[Work, bool]]] = {}
         self._refused: list[tuple[str, Event]] = []
         self._is_arming = False
         self._is_finishing = False
@@ -87,8 +88,29 @@ class EventReaper:
                 self._is_arming = False
                 self._changed.notify_all()
 
+    @contextmanager
+    def together(self, owner: str) -> Iterator[None]:
+        """Begin what is begun for an owner during the block when it ends, so that links share a grace period.
+
+        Of several blocks at the same time, the first that ends begins what was begun in all of them.
+        """
+        with self._changed:
+            self._held.setdefault(owner, [])
+        try:
+            yield
+        finally:
+            self._put_held(owner)
+
+    def _put_held(self, owner: str) -> None:
+        with self._changed:
+            for work, is_awaited in self._held.pop(owner, ()):
+                self._put(owner, work, is_awaited=is_awaited)
+
     def _put(self, owner: str, work: Work, *, is_awaited: bool) -> None:
         with self._changed:
+            if (held := self._held.get(owner)) is not None:
+                held.append((work, is_awaited))
+                return
             self._turns.put(owner, work, is_awaited=is_awaited)
             self._changed.notify_all()
         self._worker.submit(self._do_next)
@@ -172,6 +194,8 @@ class EventReaper:
     def finish(self) -> None:
         """Wait until all events are gone, except those that the kernel still refuses to remove."""
         with self.arming(""):
+            for owner in list(self._held):
+                self._put_held(owner)
             with self._changed:
                 self._is_finishing = True
                 waiting = self._turns.items()

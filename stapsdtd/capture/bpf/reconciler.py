@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups
 from stapsdtd.capture.bpf.hit_tables import HitTables
 from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.prepared import NOTHING, Prepared
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.ring_set import RingSet
@@ -63,6 +65,16 @@ class Reconciler:
         self._chains = chains
         self._subscriptions = subscriptions
 
+    def prepare(self, site: ArmedSite, prepared: Prepared) -> None:
+        """Make the plan of a site with the consumers that it is to have, unless that fails now."""
+        with contextlib.suppress(TableFullError, OSError, ValueError):
+            prepared.add(site, self._plan(site, self._subscriptions.ring_bytes))
+
+    def discard(self, prepared: Prepared) -> None:
+        """Free what plans have that no slot ever named."""
+        for plan in prepared.take_all():
+            self._free(plan)
+
     def reconcile(
         self,
         sites: Sequence[ArmedSite],
@@ -70,15 +82,16 @@ class Reconciler:
         newcomer: SubscriptionKey | None = None,
         *,
         is_awaited: bool = False,
+        prepared: Prepared = NOTHING,
     ) -> dict[ArmedSite, str]:
         """Arm, plan and disarm as the consumers of some sites now require. Return which sites were refused, and why.
 
         Those keep their group and plan, and lose the newcomer as a consumer. They may include further sites, which had
-        to move to another group. owner: of the events to be removed, see `turns`.
+        to move to another group. owner: of the events to be removed, see `turns`. prepared: plans made before.
         """
         refused: dict[ArmedSite, str] = {}
         self.collect()
-        plans = self._new_plans(sites, refused)
+        plans = self._new_plans(sites, refused, prepared)
         _forget_consumers(newcomer, refused)
         if plans:
             self._reader.begin(plans.values())
@@ -111,18 +124,23 @@ class Reconciler:
     def collect(self) -> None:
         """Free what plans had that have ended."""
         for plan in self._endings.collect():
-            self._tables.free_plan(plan.entry)
-            self._hit_tables.end(plan)
-            self._spans.end(plan)
+            self._free(plan)
 
-    def _new_plans(self, sites: Iterable[ArmedSite], refused: dict[ArmedSite, str]) -> dict[ArmedSite, ActivePlan]:
+    def _free(self, plan: ActivePlan) -> None:
+        self._tables.free_plan(plan.entry)
+        self._hit_tables.end(plan)
+        self._spans.end(plan)
+
+    def _new_plans(
+        self, sites: Iterable[ArmedSite], refused: dict[ArmedSite, str], prepared: Prepared
+    ) -> dict[ArmedSite, ActivePlan]:
         """Make plans before anything is armed or moved: a refusal changes nothing, and every hit finds its plan."""
         plans = {}
         ring_bytes = self._subscriptions.ring_bytes
         for site in sites:
             if site.is_wanted:
                 try:
-                    plans[site] = self._plan(site, ring_bytes)
+                    plans[site] = prepared.take(site) or self._plan(site, ring_bytes)
                 except (TableFullError, OSError, ValueError) as error:
                     refused[site] = str(error)
         return plans

@@ -25,6 +25,20 @@ class Subscription:
     def all_sites(self) -> list[ArmedSite]:
         return [site for sites in self.sites.values() for site in sites]
 
+    def take_sites(self, at_least: int) -> list[ArmedSite]:
+        """Take sites of an object out, with all others that were armed together with the last one; none if none are
+        left.
+        """
+        for key, sites in self.sites.items():
+            end = at_least
+            while end < len(sites) and sites[end].group is sites[end - 1].group:
+                end += 1
+            self.sites[key] = sites[end:]
+            if end >= len(sites):
+                del self.sites[key]
+            return sites[:end]
+        return []
+
     @property
     def ends(self) -> list[ArmedSite]:
         """Return the sites at which its spans end."""

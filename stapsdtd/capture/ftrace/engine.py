@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -163,6 +164,10 @@ class FtraceEngine:
         specs = group_sites(instance, key, target.object.parsed.architecture, tuple(consumers), no_strings)
         return refusals + self._events.arm(subscription_key, target, specs, consumers)
 
+    def arm_in_steps(self, subscription_key: SubscriptionKey, target: Target) -> Generator[None, None, list[Refusal]]:
+        yield
+        return self.arm(subscription_key, target)
+
     def renew(self, pid: int) -> None:
         """Nothing needs to be done: files are armed, not processes."""
 
@@ -203,6 +208,10 @@ class FtraceEngine:
             return _NO_STRINGS
         fetched = fetch(capture, subject, architecture)
         return fetched.reason if isinstance(fetched, Unavailable) else None
+
+    def close_in_steps(self, subscription_key: SubscriptionKey) -> Generator[None, None, Future[None]]:
+        yield
+        return self.close(subscription_key)
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
         return self._reader.collect(subscription_key)
