@@ -105,6 +105,13 @@ class Gate:
             waited += step
             self.shares.count_waited(client, step)
 
+    async def pause(self, caller: Caller) -> None:
+        """Hold up a stream of a client that takes more than its share, for a while."""
+        if seconds := self.shares.seconds_to_wait(caller.peer.client):
+            step = min(seconds, LOOK_SECONDS)
+            await asyncio.sleep(step)
+            self.shares.count_waited(caller.peer.client, step)
+
     def record_refusal(self, kind: Refused, operation: str, peer: Peer, reason: Exception) -> None:
         """Count a refusal and log it."""
         self.refusals[kind] += 1

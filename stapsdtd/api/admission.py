@@ -8,8 +8,10 @@ gRPC would parse a message first, and log a traceback for each that it cannot.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import aclosing
+from functools import partial
+from types import coroutine
 from typing import Any
 
 import grpc
@@ -83,29 +85,50 @@ class Admission(grpc.aio.ServerInterceptor):
                 await self._gate.wait_for_turn(caller)
             return caller
 
-        def parsed(caller: Caller, request: bytes) -> Any:
-            with self._gate.shares.charged(caller.peer.client, "requests"):
-                return _parsed(caller, parse, request)
-
-        async def begin(requests: _Requests, context: Context) -> Any:
-            caller = await enter(context)
-            message = parsed(caller, requests) if isinstance(requests, bytes) else messages(requests, context)
-            return method(message, caller if path in _CALLS else context)
+        def begun(caller: Caller, requests: _Requests, context: Context) -> Any:
+            parsed = _parsed(caller, parse, requests) if isinstance(requests, bytes) else messages(requests, context)
+            return method(parsed, caller if path in _CALLS else context)
 
         async def messages(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             async for request in requests:
-                yield parsed(await enter(context), request)
+                yield _parsed(await enter(context), parse, request)
 
         async def answer(requests: _Requests, context: Context) -> Any:
             async with abort_on_error(context):
-                return await (await begin(requests, context))
+                caller = await enter(context)
+                return await self._charged(caller, _awaited(partial(begun, caller, requests, context)))
 
         async def answers(requests: _Requests, context: Context) -> AsyncIterator[Any]:
-            async with abort_on_error(context), aclosing(await begin(requests, context)) as responses:
-                async for response in responses:
-                    yield response
+            async with abort_on_error(context):
+                caller = await enter(context)
+                async with aclosing(begun(caller, requests, context)) as responses:
+                    while (response := await self._charged(caller, anext(responses, None))) is not None:
+                        yield response
+                        await self._gate.pause(caller)
 
         return answers if inspect.isasyncgenfunction(method) else answer
+
+    @coroutine
+    def _charged(self, caller: Caller, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
+        """Await work, and charge the client for what it takes of this thread, but not while it waits."""
+        steps = work.__await__()
+        step = partial(steps.send, None)
+        while True:
+            with self._gate.shares.charged(caller.peer.client, "requests"):
+                try:
+                    waits_for = step()
+                except StopIteration as end:
+                    return end.value
+            try:
+                sent = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - the work decides what becomes of it
+                step = partial(steps.throw, error)
+            else:
+                step = partial(steps.send, sent)
+
+
+async def _awaited(begin: Callable[[], Awaitable[Any]]) -> Any:
+    return await begin()
 
 
 def _streams(handler: Any) -> tuple[bool, bool]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -215,3 +217,39 @@ def test_calls_that_are_cancelled_leave_no_line(server: Served, caplog: pytest.L
         call.cancel()
     wait_for(lambda: not server.held(), "what was subscribed to be abandoned")
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+CLIENT = f"uid {os.getuid()}"
+
+
+def test_whoever_took_more_than_its_share_waits_while_others_want_the_daemon(server: Served) -> None:
+    ident = server.subscribe().subscription_id
+    server.shares.charge(CLIENT, "matching", 1.2)
+    # nobody else does
+    server.held()
+    assert server.shares.taken([CLIENT])[CLIENT].waited == 0
+    server.shares.began("another")
+    server.held()
+    assert server.shares.taken([CLIENT])[CLIENT].waited > 0
+    server.shares.charge(CLIENT, "matching", 1000.0)
+    status, text = refused(server.held)
+    assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert re.match(rf"{CLIENT} takes more than 100 % of a processor, .*; try again in \d+ s", text), text
+    # which makes less work
+    server.unsubscribe(ident)
+    server.shares.ended("another")
+    server.held()
+
+
+def test_what_a_call_takes_of_the_loop_is_charged_but_not_while_it_waits(server: Served) -> None:
+    ident = server.subscribe().subscription_id
+    begin = time.monotonic()
+    call = server.stream(ident)
+    wait_for(lambda: server.held()[0].streaming, "the stream to begin")
+    before = server.shares.taken([CLIENT])[CLIENT].seconds["requests"]
+    server.shares.began("another")
+    with pytest.raises(grpc.RpcError):
+        list(server.stub.WatchProbes(pb.WatchProbesRequest(), timeout=1.0))
+    taken = server.shares.taken([CLIENT])[CLIENT].seconds["requests"] - before
+    assert 0 < taken < 0.5 < time.monotonic() - begin
+    call.cancel()

@@ -264,8 +264,8 @@ def _check_messages(parsed: ParsedObject) -> None:
         again = type(message).FromString(message.SerializeToString())
         require(again == message and again.provider == provider and again.name == name, f"{provider}:{name}")
         require([site.offset for site in again.sites] == [site.site_offset for site in sites], f"{provider}:{name}")
-    for problem in convert.problems([found]):
-        problem.SerializeToString()
+    for problem in parsed.problems:
+        convert.problem(found, problem).SerializeToString()
 
 
 class _Lines(Tracefs):
