@@ -43,7 +43,7 @@ from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of, why_n
 
 _log = logging.getLogger(__name__)
 
-_SITES_AT_ONCE = 250
+_SITES_AT_ONCE = 1000
 """Of one object that are armed together, and can be removed together."""
 
 Refusals = dict[tuple[int, Site], str]
