@@ -47,7 +47,8 @@ class Inventory(Protocol):
 class Backend:
     """registry and subscriptions belong to control's thread.
 
-    refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do.
+    refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do, for
+    a client or, with None, for all.
     files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. matching:
     the thread that finds out which probes selectors mean. hierarchy: the cgroups that requests name. container_names:
     what engines call their containers; takes some time.
@@ -62,7 +63,7 @@ class Backend:
     engine: str
     gate: Gate
     nops: NopRewriting
-    arming: Callable[[], Backlog]
+    arming: Callable[[str | None], Backlog]
     files: FileOpener
     inventory: Inventory
     functions: KernelFunctions

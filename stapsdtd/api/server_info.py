@@ -33,7 +33,7 @@ async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.
         probes=mapped.probes,
         pid=os.getpid(),
         access=convert.access(rights),
-        arming=convert.arming(backend.arming(), is_path_shown=rights.list is None),
+        arming=convert.arming(backend.arming(None if rights.list is None else rights.client)),
         inventory=convert.inventory(backend.inventory.status),
     )
 

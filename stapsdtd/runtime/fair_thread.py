@@ -74,7 +74,7 @@ class FairThread:
         self._urgent: deque[_Work[object]] = deque()
         self._queues: OrderedDict[str, OrderedDict[Queue, deque[_Work[object]]]] = OrderedDict()
         self._waiting = 0
-        self._running = ""
+        self._running: _Work[object] | None = None
         self._since = 0.0
         self._is_resting = False
         self._is_stopping = False
@@ -143,10 +143,17 @@ class FairThread:
                 return finished()
         return self.submit(None, lambda: None)
 
-    def backlog(self) -> Backlog:
+    def backlog(self, client: str | None = None) -> Backlog:
+        """Return what there is to do. client: only for it."""
         with self._changed:
-            seconds = self._clock() - self._since if self._running else 0.0
-            return Backlog(self._waiting, self._running, seconds)
+            waiting, running = self._waiting, self._running
+            if client is not None:
+                queues = self._queues.get(client, OrderedDict())
+                # what was cancelled is not counted any more
+                waiting = sum(bool(work.calls) for queue in queues.values() for work in queue)
+            if running is None or client not in {None, running.client}:
+                return Backlog(waiting)
+            return Backlog(waiting, running.name, self._clock() - self._since)
 
     def waiting(self, queue: Queue) -> int:
         """Return how much work waits in a queue."""
@@ -174,7 +181,7 @@ class FairThread:
 
     def _next(self) -> _Work[object] | None:
         with self._changed:
-            self._running = ""
+            self._running = None
             while True:
                 work, seconds = self._take_turn()
                 if work is None:
@@ -186,7 +193,7 @@ class FairThread:
                 # what was cancelled is not counted any more
                 elif work.result.set_running_or_notify_cancel():
                     self._waiting -= 1
-                    self._running, self._since = work.name, self._clock()
+                    self._running, self._since = work, self._clock()
                     return work
 
     def _take_turn(self) -> tuple[_Work[object] | None, float | None]:

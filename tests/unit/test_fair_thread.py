@@ -189,6 +189,10 @@ def test_backlog(thread: FairThread, held: Held, clock: Clock) -> None:
     clock.now += 12.5
     last = [thread.submit(A, lambda: None) for _ in range(3)][-1]
     assert thread.backlog() == Backlog(3, "holding", 12.5)
+    assert last.cancel()
+    assert thread.backlog(A.client).waiting == 2
+    assert thread.backlog("another") == Backlog()
+    last = thread.submit(A, lambda: None)
     held.release.set()
     last.result(SECONDS)
     thread.ask().result(SECONDS)
