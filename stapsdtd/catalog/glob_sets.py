@@ -96,7 +96,7 @@ class GlobSet:
             bounds |= places.bounds
             if not groups or len(bounds) > _MOST_CLASSES:
                 groups.append([])
-                bounds = places.bounds
+                bounds = set(places.bounds)
             groups[-1].append(places)
             yield
         return [tuple(group) for group in groups]
