@@ -76,9 +76,9 @@ _log = logging.getLogger(__name__)
 _SCAN_SECONDS = 30.0
 _SWITCH_SECONDS = 0.0002
 """Until a thread of Python gives way to another that has something to do."""
-_GARBAGE_THRESHOLDS = 5000, 5, 40
-"""A collection stops all threads, for about 100 ns an object: of the youngest 5,000 or 25,000. A full one comes once
-there are a million more.
+_GARBAGE_THRESHOLDS = 1000, 5, 100
+"""A collection stops all threads, for about 100 ns an object: of the youngest 1,000 or 5,000. A full one comes once
+there are half a million more.
 """
 
 

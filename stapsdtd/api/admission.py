@@ -96,7 +96,10 @@ class Admission(grpc.aio.ServerInterceptor):
         async def answer(requests: _Requests, context: Context) -> Any:
             async with abort_on_error(context):
                 caller = await enter(context)
-                return await self._charged(caller, _awaited(partial(begun, caller, requests, context)))
+                work = _awaited(partial(begun, caller, requests, context))
+                # this frame may outlive the call, see `abort_on_error`
+                del requests
+                return await self._charged(caller, work)
 
         async def answers(requests: _Requests, context: Context) -> AsyncIterator[Any]:
             async with abort_on_error(context):

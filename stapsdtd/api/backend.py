@@ -47,8 +47,8 @@ class Inventory(Protocol):
 class Backend:
     """registry and subscriptions belong to control's thread.
 
-    refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do, for
-    a client or, with None, for all.
+    refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do,
+    for a client or, with None, for all.
     files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. matching:
     the thread that finds out which probes selectors mean. hierarchy: the cgroups that requests name. container_names:
     what engines call their containers; takes some time.

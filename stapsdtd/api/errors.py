@@ -6,6 +6,7 @@ import errno
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from traceback import clear_frames
 
 import grpc
 from google.protobuf import any_pb2
@@ -31,17 +32,20 @@ Context = grpc.aio.ServicerContext[Message, Message]
 async def abort_on_error(context: Context) -> AsyncIterator[None]:
     """Turn an error raised inside into the call's status: an error's own code, INTERNAL for any other.
 
-    Whatever the host may refuse is a HostRefusedError, so that any other OSError is a defect.
+    Whatever the host may refuse is a HostRefusedError, so that any other OSError is a defect. gRPC keeps what it raises
+    in a cycle, with the frames that it came through: they let go of the request before that.
     """
     try:
         yield
     except InvalidArgumentError as error:
+        clear_frames(error.__traceback__)
         await context.abort(
             grpc.StatusCode[error.grpc_code],
             escape(str(error)),
             ((_DETAILS_KEY, _bad_request(error).SerializeToString()),),
         )
     except StapsdtdError as error:
+        clear_frames(error.__traceback__)
         await context.abort(grpc.StatusCode[error.grpc_code], escape(str(error)))
     except grpc.aio.BaseError:
         # the call was aborted, or the client is gone
