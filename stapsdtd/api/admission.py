@@ -115,19 +115,21 @@ class Admission(grpc.aio.ServerInterceptor):
     def _charged(self, caller: Caller, work: Awaitable[Any]) -> Generator[Any, Any, Any]:
         """Await work, and charge the client for what it takes of this thread, but not while it waits."""
         steps = work.__await__()
-        step = partial(steps.send, None)
-        while True:
-            with self._gate.shares.charged(caller.peer.client, "requests"):
+        charged = partial(self._gate.shares.charged, caller.peer.client, "requests")
+        try:
+            with charged():
+                waits_for = steps.send(None)
+            while True:
                 try:
-                    waits_for = step()
-                except StopIteration as end:
-                    return end.value
-            try:
-                sent = yield waits_for
-            except BaseException as error:  # noqa: BLE001 - the work decides what becomes of it
-                step = partial(steps.throw, error)
-            else:
-                step = partial(steps.send, sent)
+                    sent = yield waits_for
+                except BaseException as error:  # noqa: BLE001 - the work decides what becomes of it
+                    with charged():
+                        waits_for = steps.throw(error)
+                else:
+                    with charged():
+                        waits_for = steps.send(sent)
+        except StopIteration as end:
+            return end.value
 
 
 async def _awaited(begin: Callable[[], Awaitable[Any]]) -> Any:
