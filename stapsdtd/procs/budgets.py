@@ -18,7 +18,7 @@ _SHARE = 0.25
 """Seconds of the control thread that a user gets each second, ..."""
 _MAX_SECONDS = 1.0
 """... and as many at once."""
-_SLICE_SECONDS = 0.005
+_SLICE_SECONDS = 0.05
 _USERS = 1000
 
 _MAX_WEIGHT = 1_000_000

@@ -17,7 +17,12 @@ _MAX_HELD_UP = 1000
 """Of processes that hold the lock of their maps, this many are remembered with their mappings, ..."""
 _MAX_RECORDS = 100
 """... and of each the latest: some 30 MB at most."""
+_MAX_FILES = 1000
+"""Of one process that is due: it may map files without end before it is looked at. One record of each is enough."""
 _TRACING_STOP = "t"
+
+_Records = dict[tuple[int, int, str], Mapped]
+"""By file."""
 
 
 class LookQueue:
@@ -27,8 +32,8 @@ class LookQueue:
         """on_later: called when processes are to be looked at later, which they are once `resume` is called."""
         self._stat = stat
         self._on_later = on_later
-        self._due: dict[int, list[Mapped]] = {}
-        self._later: dict[int, list[Mapped]] = {}
+        self._due: dict[int, _Records] = {}
+        self._later: dict[int, _Records] = {}
         self._held_up: dict[int, list[Mapped]] = {}
         self._forked: dict[int, None] = {}
         self._threaded: set[int] = set()
@@ -44,28 +49,28 @@ class LookQueue:
 
     def add(self, pid: int, *records: Mapped) -> None:
         """Have a process looked at."""
-        self._due.setdefault(pid, []).extend(records)
+        _gather(self._due.setdefault(pid, {}), records)
 
     def add_later(self, pid: int, *records: Mapped) -> None:
         """Have a process looked at later, also if it is looked at before."""
-        self._later.setdefault(pid, []).extend(records)
+        _gather(self._later.setdefault(pid, {}), records)
         self._on_later()
 
     def resume(self) -> None:
         """Have those looked at that are to be looked at later."""
         later, self._later = self._later, {}
         for pid, records in later.items():
-            self.add(pid, *records)
+            self.add(pid, *records.values())
             if pid in self._leaderless:
                 self.add_later(pid)
 
     def defer(self, pid: int) -> None:
         """Have a process that is due looked at later instead."""
-        self.add_later(pid, *self._due.pop(pid, []))
+        self.add_later(pid, *self._due.pop(pid, {}).values())
 
     def take(self, pid: int) -> list[Mapped]:
         """Remove a process that is looked at now. Return its mappings that the kernel reported."""
-        return self._held_up.pop(pid, []) + self._due.pop(pid, [])
+        return [*self._held_up.pop(pid, []), *self._due.pop(pid, {}).values()]
 
     def hold_up(self, pid: int, records: list[Mapped]) -> None:
         """Remember the mappings of a process that cannot be looked at until something makes it due again."""
@@ -129,3 +134,11 @@ class LookQueue:
         """Forget what is known of a process's threads, since it has ended."""
         self._threaded.discard(pid)
         self._leaderless.discard(pid)
+
+
+def _gather(known: _Records, records: Iterable[Mapped]) -> None:
+    for record in records:
+        file = record.dev, record.inode, record.path
+        if file not in known and len(known) >= _MAX_FILES:
+            del known[next(iter(known))]
+        known[file] = record

@@ -21,6 +21,9 @@ from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
 
+_ENDED_SECONDS = 0.1
+"""Of the control thread, for what one process of a user's had mapped that has ended before anybody looked."""
+
 
 class Proc(Protocol):
     """/proc, as `kernel.procfs` reads it."""
@@ -103,7 +106,7 @@ class ProcessMaps:
         """Forget a process. Register the objects of its records first: it may be the first of many that map them."""
         self.forget(pid)
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
-        for mapping, obj in self._resolved(pid, records):
+        for mapping, obj in self._resolved(pid, user, records):
             if self._memory.admit(user, obj):
                 mapped.setdefault(obj.key, (obj, mapping))
         if mapped:
@@ -111,9 +114,13 @@ class ProcessMaps:
             self._registry.update(ProcessKey(pid, 0), mapped)
             self._registry.gone(pid)
 
-    def _resolved(self, pid: int, records: Iterable[Mapped]) -> Iterator[tuple[Mapping, Object]]:
+    def _resolved(self, pid: int, user: int, records: Iterable[Mapped]) -> Iterator[tuple[Mapping, Object]]:
         inodes = self._store.inodes_of(pid)
+        deadline = time.monotonic() + (_ENDED_SECONDS if user else float("inf"))
         for record in records:
+            if time.monotonic() > deadline:
+                _log.debug("pid %d, which has ended, mapped more files than are looked at", pid)
+                return
             try:
                 obj = self._store.resolve(pid, record.mapping, inodes)
             except (ObjectGoneError, ObjectPendingError, OSError) as error:

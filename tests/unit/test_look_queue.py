@@ -168,3 +168,13 @@ def test_memory_for_processes_that_are_held_up_is_bounded(host: Host) -> None:
     taken = [host.queue.take(pid) for pid in range(1, 1101)]
     assert [len(records) for records in taken] == 1000 * [100] + 100 * [0]
     assert taken[0][-1] == record(1, 200)
+
+
+def test_a_process_that_maps_without_end_is_due_with_one_record_of_each_file_and_of_few_files(host: Host) -> None:
+    for number in range(5000):
+        host.queue.add(1, record(1, 7)._replace(start=number))
+    assert host.taken() == {1: [record(1, 7)._replace(start=4999)]}
+    for number in range(5000):
+        host.queue.add(1, record(1, number))
+    (taken,) = host.taken().values()
+    assert [each.inode for each in taken] == list(range(4000, 5000))
