@@ -146,8 +146,12 @@ def access(rights: Rights) -> pb.Access:
     )
 
 
-def arming(backlog: Backlog) -> pb.Arming:
-    return pb.Arming(waiting=backlog.waiting, running=backlog.running, running_ms=int(backlog.seconds * 1000))
+def arming(backlog: Backlog, *, is_path_shown: bool) -> pb.Arming:
+    return pb.Arming(
+        waiting=backlog.waiting,
+        running=backlog.running if is_path_shown else "",
+        running_ms=int(backlog.seconds * 1000),
+    )
 
 
 def _users(users: Users) -> pb.Users:

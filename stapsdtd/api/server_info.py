@@ -17,6 +17,7 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 
 async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.GetServerInfoResponse:
     """Return the state of the server for a client with these rights. Runs on the API's event loop."""
+    sees_all = rights.list is None
     visible = await listing.visible_pids(rights.list, None)
     mapped = await backend.control.run(partial(_mapped, backend, visible))
     subscriptions = [each for each, _, _ in backend.subscriptions.all() if rights.may_use(each)]
@@ -33,7 +34,7 @@ async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.
         probes=mapped.probes,
         pid=os.getpid(),
         access=convert.access(rights),
-        arming=convert.arming(backend.arming(None if rights.list is None else rights.client)),
+        arming=convert.arming(backend.arming(None if sees_all else rights.client), is_path_shown=sees_all),
         inventory=convert.inventory(backend.inventory.status),
     )
 
