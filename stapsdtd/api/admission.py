@@ -81,7 +81,7 @@ class Admission(grpc.aio.ServerInterceptor):
         async def enter(context: Context) -> Caller:
             caller = self._gate.enter(call, context.peer())
             # what makes less work for the daemon does not wait
-            if call != _CALLS[_UNSUBSCRIBE]:
+            if path != _UNSUBSCRIBE:
                 await self._gate.wait_for_turn(caller)
             return caller
 

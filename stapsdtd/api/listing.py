@@ -124,10 +124,10 @@ class Listing:
         def steps() -> Generator[None, None, Listed]:
             listed = Listed()
             for probes in select(SelectorSet(selectors), objects, pids):
-                # those of an object have the same
-                for of_object in {id(probe.pids): probe.pids for probe in probes}.values():
-                    listed.pids.update(of_object)
-                listed.probes.append((yield from serialized(probes, message_of)))
+                if probes:
+                    # which are of one object
+                    listed.pids.update(probes[0].pids)
+                    listed.probes.append((yield from serialized(probes, message_of)))
                 yield
             listed.sites_left_out = limiter.left_out
             return listed

@@ -27,7 +27,7 @@ class ProbeView:
             key = mapped.object.key
             now: dict[tuple[str, str], Probe] = {}
             for probes in select(self._selectors, [mapped] if mapped.pids else [], self._pids):
-                now |= {(probe.provider, probe.name): probe for probe in probes}
+                now |= {(probe.provider, probe.name): probe for probe in probes or ()}
                 yield
             before = self._shown.pop(key, {})
             if now:

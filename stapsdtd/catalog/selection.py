@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import TypeVar
 
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selector_set import Chosen, SelectorSet
 from stapsdtd.model import Probe, Site
-
-_T = TypeVar("_T")
 
 _OBJECTS_PER_STEP = 256
 _PROVIDERS_PER_STEP = 1024
@@ -18,20 +15,20 @@ _SITES_PER_STEP = 2048
 
 def select(
     selectors: SelectorSet, objects: Iterable[MappedObject], pids: frozenset[int] = frozenset()
-) -> Iterator[list[Probe]]:
+) -> Generator[list[Probe] | None, None, None]:
     """Select the probes, and of these the sites, that any selector matches.
 
-    Each step yields what it found, which may be nothing. pids: at least one of them must map the probe; empty for any
+    Each step yields what it found, None if nothing. pids: at least one of them must map the probe; empty for any
     process.
     """
     for some in _few(objects):
         mapped = [each for each in some if not pids or not pids.isdisjoint(each.pids)]
         names = [(each.object.path, each.object.parsed.providers) for each in mapped]
-        meant = yield from _without_probes(selectors.meant(names))
-        yield []
+        meant = yield from selectors.meant(names)
+        yield None
         for each, by in zip(mapped, meant, strict=True):
             if by:
-                chosen = yield from _without_probes(selectors.choose(by, each.object.parsed.sites))
+                chosen = yield from selectors.choose(by, each.object.parsed.sites)
                 yield from _probes(each, [of for of in chosen if _is_of(selectors.pids(of), each.pids)])
 
 
@@ -51,12 +48,12 @@ def _is_of(named: frozenset[int] | None, pids: Iterable[int]) -> bool:
     return named is None or not named.isdisjoint(pids)
 
 
-def _probes(mapped: MappedObject, chosen: list[Chosen]) -> Iterator[list[Probe]]:
+def _probes(mapped: MappedObject, chosen: list[Chosen]) -> Iterator[list[Probe] | None]:
     named: dict[tuple[str, str], list[Site]] = {}
     for number, each in enumerate(chosen, 1):
         named.setdefault((each.site.provider, each.site.name), []).append(each.site)
         if number % _SITES_PER_STEP == 0:
-            yield []
+            yield None
     probes: list[Probe] = []
     for (provider, name), sites in named.items():
         probes.append(Probe(mapped.object, provider, name, tuple(sites), mapped.pids))
@@ -64,14 +61,3 @@ def _probes(mapped: MappedObject, chosen: list[Chosen]) -> Iterator[list[Probe]]
             yield probes
             probes = []
     yield probes
-
-
-def _without_probes(steps: Generator[None, None, _T]) -> Generator[list[Probe], None, _T]:
-    """Take steps that find no probes."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-        yield []
