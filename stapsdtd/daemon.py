@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -56,6 +55,7 @@ from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import watch_host
 from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.fair_thread import FairThread, Queue
+from stapsdtd.runtime.garbage import FullCollections
 from stapsdtd.runtime.health import Health
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
@@ -76,10 +76,6 @@ _log = logging.getLogger(__name__)
 _SCAN_SECONDS = 30.0
 _SWITCH_SECONDS = 0.0002
 """Until a thread of Python gives way to another that has something to do."""
-_GARBAGE_THRESHOLDS = 1000, 5, 100
-"""A collection stops all threads, for about 100 ns an object: of the youngest 1,000 or 5,000. A full one comes once
-there are half a million more.
-"""
 
 
 class Daemon:
@@ -185,6 +181,7 @@ class Daemon:
         )
         self._health = Health([self._engine.problem, *(each.problem for each in heartbeats)], self._report_health)
         self._exporter: Exporter | None = None
+        self._collections = self._control.call(FullCollections)
 
     async def start(self) -> None:
         """Begin to watch and to serve. Raises StapsdtdError."""
@@ -201,9 +198,7 @@ class Daemon:
         self._health.start()
         if self._config.metrics is not None:
             self._export(self._config.metrics)
-        # all objects made so far live as long as the daemon; the garbage collector need not look at them again
-        gc.freeze()
-        gc.set_threshold(*_GARBAGE_THRESHOLDS)
+        await self._control.run(self._collections.begin)
 
     async def stop(self) -> None:
         """Disarm everything and stop, whether or not it has started. If a step fails, the others are done nevertheless.
@@ -214,6 +209,7 @@ class Daemon:
         async with contextlib.AsyncExitStack() as steps:
             # the last of these comes first
             steps.callback(self._control.stop)
+            steps.push_async_callback(self._control.run, self._collections.stop)
             if self._trimmer is not None:
                 steps.callback(self._trimmer.close)
             steps.push_async_callback(self._control.run, self._parser.close)

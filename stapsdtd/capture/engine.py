@@ -175,10 +175,6 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def arms_in_parts(self) -> bool:
-        """Whether `arm` may be called several times for one object, each time with further sites."""
-
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         """Return why something cannot be captured as wanted, or None if it can. architecture: the object's."""
 
@@ -218,7 +214,8 @@ class Engine(Protocol):
     def arm_in_steps(self, subscription_key: SubscriptionKey, target: Target) -> Generator[None, None, list[Refusal]]:
         """As `arm`, but take some milliseconds at a time, between which other methods may be called.
 
-        Closing it arms nothing, and is all that may be done once this object is disarmed or the subscription closed.
+        Closing it arms nothing more, and is all that may be done once this object is disarmed or the subscription
+        closed. If it raises an error, some sites may be armed.
         """
 
     def renew(self, pid: int) -> None:

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 from stapsdtd.kernel.bpf_links import CookieOptions, MultiOptions, create_link
@@ -120,11 +121,11 @@ def link_entries(program: int, functions: Sequence[str], cookies: Sequence[int])
     Raises OSError if ftrace cannot patch one of them.
     """
     symbols = (ctypes.c_char_p * len(functions))(*(name.encode() for name in functions))
-    numbers = (ctypes.c_uint64 * len(cookies))(*cookies)
+    numbers = array("Q", cookies)
     options = MultiOptions(
         count=len(functions),
         symbols=ctypes.addressof(symbols),
-        cookies=ctypes.addressof(numbers),
+        cookies=numbers.buffer_info()[0],
     )
     named = functions[0] if len(functions) == 1 else f"{functions[0]} and {len(functions) - 1} other functions"
     return create_link(program, 0, MULTI_TYPE, options, named)

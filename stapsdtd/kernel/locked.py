@@ -96,9 +96,14 @@ class LockedCalls:
                     held = "process %d holds the lock of its memory map; retrying later"
                     _log.info(held, pid, extra=fields(uid=user))
                     raise ObjectPendingError
-        if call.error is not None:
-            raise call.error
-        return call.result  # type: ignore[return-value]
+        error, call.error = call.error, None
+        if error is None:
+            return call.result  # type: ignore[return-value]
+        try:
+            raise error
+        finally:
+            # it refers to this frame: a cycle, of which only a garbage collection would dispose
+            del error
 
     def _is_refused(self, pid: int, user: int) -> bool:
         late = list(self._late.values())

@@ -18,6 +18,7 @@ import errno
 import mmap
 import os
 import platform
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import as_file, files
@@ -205,17 +206,16 @@ def _close(links: Iterable[int]) -> None:
 
 def _link(program: int, places: Sequence[Place], cookies: Sequence[int], pid: int | None) -> int:
     """Return the descriptor of a link, which lasts until it is closed. pid: None for all processes. Raises OSError."""
-    numbers = ctypes.c_uint64 * len(places)
-    offsets = numbers(*(place.offset for place in places))
-    semaphore_offsets = numbers(*(place.semaphore_offset or 0 for place in places))
-    cookie_numbers = numbers(*cookies)
+    offsets = array("Q", [place.offset for place in places])
+    semaphore_offsets = array("Q", [place.semaphore_offset or 0 for place in places])
+    cookie_numbers = array("Q", cookies)
     attributes = _Attributes(
         program=program,
         attach_type=ATTACH_TYPE,
         path=os.fsencode(places[0].path),
-        offsets=ctypes.addressof(offsets),
-        semaphore_offsets=ctypes.addressof(semaphore_offsets),
-        cookies=ctypes.addressof(cookie_numbers),
+        offsets=offsets.buffer_info()[0],
+        semaphore_offsets=semaphore_offsets.buffer_info()[0],
+        cookies=cookie_numbers.buffer_info()[0],
         count=len(places),
         pid=pid or 0,
     )

@@ -59,8 +59,37 @@ class _Work(Generic[_T]):
             result = self.calls.pop()()
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self.result.set_exception(error)
+            # the error refers to this frame: a cycle, of which only a garbage collection would dispose
+            del self
         else:
             self.result.set_result(result)
+
+
+class _Turns(Generic[_T]):
+    """Steps that are taken one at a time. submit: has the next one taken. result: of the last one."""
+
+    def __init__(
+        self, steps: Generator[None, None, _T], submit: Callable[[Callable[[], None]], object], *, is_whole: bool
+    ) -> None:
+        self.result: Future[_T] = Future()
+        self._steps = steps
+        self._submit = submit
+        self._is_whole = is_whole
+
+    def take(self) -> None:
+        result = self.result
+        if result.cancelled() or (self._is_whole and not result.running() and not _begins(result)):
+            return
+        try:
+            next(self._steps)
+            self._submit(self.take)
+        except StopIteration as end:
+            if self._is_whole or _begins(result):
+                result.set_result(end.value)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            if self._is_whole or _begins(result):
+                result.set_exception(error)
+            del self, result
 
 
 class FairThread:
@@ -108,23 +137,9 @@ class FairThread:
         Cancelling the future leaves out the rest. is_whole: it can be cancelled until the first step begins. Raises
         RuntimeError after stop(), which leaves out the rest as well.
         """
-        result: Future[_T] = Future()
-
-        def take() -> None:
-            if result.cancelled() or (is_whole and not result.running() and not _begins(result)):
-                return
-            try:
-                next(steps)
-                self.submit(queue, take, name)
-            except StopIteration as end:
-                if is_whole or _begins(result):
-                    result.set_result(end.value)
-            except BaseException as error:  # noqa: BLE001 - the caller gets it
-                if is_whole or _begins(result):
-                    result.set_exception(error)
-
-        self.submit(queue, take, name)
-        return result
+        turns = _Turns(steps, lambda take: self.submit(queue, take, name), is_whole=is_whole)
+        self.submit(queue, turns.take, name)
+        return turns.result
 
     def _drop(self, calls: list[Callable[[], _T]], _: Future[_T]) -> None:
         """Free what cancelled work refers to; its turn may be long in coming."""

@@ -24,6 +24,20 @@ def unfinished() -> Future[None]:
     return future
 
 
+def once_done(future: Future[_T], call: Callable[[Future[_T]], object]) -> None:
+    """Call something, in any thread, when a future is done, and let go of it then.
+
+    A future keeps its callbacks. One that refers to what has the future would be a cycle, of which only a garbage
+    collection disposes: that stops every thread for 0.3 s where a client's subscriptions had 50,000 sites.
+    """
+    calls = [call]
+
+    def on_done(done: Future[_T]) -> None:
+        calls.pop()(done)
+
+    future.add_done_callback(on_done)
+
+
 def all_done(futures: Collection[Future[_T]]) -> Future[None]:
     """Return a future that is done when all of these are, whatever became of them."""
     if not futures:

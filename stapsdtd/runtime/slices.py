@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from stapsdtd.runtime.latency import Latency
 
@@ -27,6 +29,26 @@ class Turn:
     @property
     def is_over(self) -> bool:
         return time.thread_time() >= self._until
+
+
+class Portion:
+    """How much of some work fits into a turn, learnt from how long the last parts took.
+
+    count: of the next part.
+    """
+
+    def __init__(self, first: int, least: int, most: int) -> None:
+        self.count = first
+        self._least = least
+        self._most = most
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure a part."""
+        begin = time.thread_time()
+        yield
+        fits = self.count * TURN_SECONDS / max(time.thread_time() - begin, TURN_SECONDS / 2)
+        self.count = max(self._least, min(int(fits), self._most))
 
 
 def slices() -> Latency:

@@ -16,9 +16,9 @@ from stapsdtd.errors import ObjectGoneError, ObjectPendingError
 from stapsdtd.model import Object
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.runtime.fair_thread import FairThread, Queue
-from stapsdtd.runtime.futures import when_done
+from stapsdtd.runtime.futures import once_done, when_done
 from stapsdtd.runtime.logs import fields
-from stapsdtd.sessions.attacher import Attacher, Outcome, Refusals
+from stapsdtd.sessions.attacher import Attacher, Outcome
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess
 from stapsdtd.sessions.lateness import Lateness
@@ -87,10 +87,14 @@ class Armer:
         if first is not None:
             first.add()
         considered.arming = self._thread.take_turns(
-            Queue(client, user), self._attacher.arm(live.session, request), f"arming {obj.path}", is_whole=True
+            Queue(client, user),
+            self._attacher.arm(live.session, request, considered.since),
+            f"arming {obj.path}",
+            is_whole=True,
         )
-        considered.arming.add_done_callback(
-            lambda done: self._call_soon(partial(self._on_armed, live, considered, first, on_gone, done))
+        once_done(
+            considered.arming,
+            lambda done: self._call_soon(partial(self._on_armed, live, considered, first, on_gone, done)),
         )
 
     def _on_armed(
@@ -112,8 +116,7 @@ class Armer:
             if is_wanted and considered.is_quiet:
                 self.reveal_fired(live, considered)
             elif is_wanted:
-                armed_after_ns = int((self._clock() - considered.since) * 1e9)
-                live.report(_statuses(live, considered, outcome.refusals, armed_after_ns))
+                live.report(outcome.statuses)
             else:
                 self._forget(live, considered)
                 live.subscription.not_wanted(considered.object, considered.selected_sites)
@@ -151,14 +154,14 @@ class Armer:
             else:
                 state = SiteState.DISARMED if isinstance(error, ObjectGoneError) else SiteState.REFUSED
                 reason = "" if state is SiteState.DISARMED else str(error)
-                live.report([live.status(state, obj, each, reason) for each in considered.selected_sites])
+                live.report_all(state, obj, considered.selected_sites, reason)
         return None if isinstance(error, ObjectGoneError) else error
 
     def reveal(self, live: LiveSubscription, considered: ConsideredObject) -> None:
         """Report an object of which the client knew nothing."""
         considered.is_quiet = False
         if considered.outcome is not None:
-            live.report(_statuses(live, considered, considered.outcome.refusals, armed_after_ns=0))
+            live.report(considered.outcome.statuses)
 
     def reveal_fired(self, live: LiveSubscription, considered: ConsideredObject) -> None:
         """Report an object of which the client knew nothing if a process that it may trace has fired a probe there."""
@@ -180,7 +183,7 @@ class Armer:
         considered = live.pop(obj.key)
         if considered.is_quiet:
             live.subscription.not_wanted(considered.object, considered.armed)
-        statuses = [live.status(SiteState.DISARMED, considered.object, each) for each in considered.reported_sites]
+        statuses = considered.disarmed(live.subscription)
         self._disarm(live, considered, statuses, is_awaited=is_awaited, then=then)
 
     def bar(self, live: LiveSubscription, excess: Excess) -> None:
@@ -188,7 +191,7 @@ class Armer:
         considered = live.pop(excess.key)
         live.barred[excess.key] = considered.object
         sites = considered.selected_sites if considered.outcome is None else considered.armed
-        statuses = [live.status(SiteState.REFUSED, considered.object, each, excess.reason) for each in sites]
+        statuses = live.subscription.statuses(SiteState.REFUSED, considered.object, sites, excess.reason)
         self._disarm(live, considered, statuses)
 
     def _disarm(
@@ -236,14 +239,3 @@ class Armer:
         """Release the object's file watch and quota, though its sites may stay armed for a moment."""
         self._file_writes.disarmed(considered.object.key)
         live.subscription.client.free_sites(len(considered.armed))
-
-
-def _statuses(
-    live: LiveSubscription, considered: ConsideredObject, refusals: Refusals, armed_after_ns: int
-) -> list[SiteStatus]:
-    return [
-        live.status(SiteState.REFUSED, considered.object, each, reason)
-        if (reason := refusals.get(each.key))
-        else live.status(SiteState.ARMED, considered.object, each, armed_after_ns=armed_after_ns)
-        for each in considered.selected_sites
-    ]

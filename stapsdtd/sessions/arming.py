@@ -65,6 +65,7 @@ class Arming:
             # each thread needs its own, which makes the calls that may wait for a process's lock
             filesystems=Filesystems(filesystems.armed_too),
             file_writes=self._file_writes,
+            clock=clock,
             open_object=open_object,
         )
         self.latency = attacher.latency

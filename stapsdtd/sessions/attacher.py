@@ -13,15 +13,15 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from stapsdtd import model
 from stapsdtd.arch import why_foreign
-from stapsdtd.capture.engine import Engine, Refusal
+from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.selectors import SelectedSite, missing_argument
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, StapsdtdError, TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
@@ -39,12 +39,12 @@ from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
 from stapsdtd.sessions.session import Closed, Session, owner_of, release
-from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of, why_not_computed
+from stapsdtd.sessions.subscription import SiteState, SiteStatus, Subscription
+from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_in_steps, why_not_computed
 
 _log = logging.getLogger(__name__)
 
-_SITES_AT_ONCE = 1000
-"""Of one object that are armed together, and can be removed together."""
+_T = TypeVar("_T")
 
 Refusals = dict[tuple[int, Site], str]
 """Why sites were refused, by `SelectedSite.key`."""
@@ -60,9 +60,10 @@ class Opener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """refusals: all other sites are armed. seconds: how long it took."""
+    """refusals: all other sites are armed. statuses: of all of them. seconds: how long it took."""
 
     refusals: Refusals
+    statuses: Sequence[SiteStatus]
     seconds: float
 
 
@@ -77,6 +78,7 @@ class Attacher:
         nops: NopRewriting,
         filesystems: Filesystems,
         file_writes: FileWriteWatcher,
+        clock: Callable[[], float],
         open_object: Opener = open_object,
     ) -> None:
         """nops: which instructions the kernel rewrites; those are not armed."""
@@ -85,6 +87,7 @@ class Attacher:
         self._nops = nops
         self._filesystems = filesystems
         self._file_writes = file_writes
+        self._clock = clock
         self._open_object = open_object
         self.latency = Latency()
 
@@ -92,8 +95,8 @@ class Attacher:
         """See `Session.open`."""
         session.open(self._engine)
 
-    def arm(self, session: Session, request: ArmRequest) -> Generator[None, None, Outcome]:
-        """Arm the sites that may be armed, some in each step.
+    def arm(self, session: Session, request: ArmRequest, since: float) -> Generator[None, None, Outcome]:
+        """Arm the sites that may be armed, some in each step. since: when it was noticed that they are there.
 
         Raises ObjectGoneError, also if it is disarmed meanwhile, ObjectPendingError if the file cannot be opened yet,
         and OSError.
@@ -114,7 +117,25 @@ class Attacher:
             finally:
                 if session.arming.get(request.object.key) is request:
                     del session.arming[request.object.key]
-        return Outcome(refusals, time.monotonic() - begin)
+        statuses = yield from self._statuses(session.subscription, request, refusals, since)
+        return Outcome(refusals, statuses, time.monotonic() - begin)
+
+    def _statuses(
+        self, subscription: Subscription, request: ArmRequest, refusals: Refusals, since: float
+    ) -> Generator[None, None, list[SiteStatus]]:
+        # the client knows nothing of it
+        armed_after_ns = 0 if request.is_quiet else int((self._clock() - since) * 1e9)
+        statuses, turn = [], Turn()
+        for each in request.selected_sites:
+            if reason := refusals.get(each.key):
+                statuses.append(subscription.status(SiteState.REFUSED, request.object, each, reason))
+            else:
+                armed = subscription.status(SiteState.ARMED, request.object, each, armed_after_ns=armed_after_ns)
+                statuses.append(armed)
+            if turn.is_over:
+                yield
+                turn.begin()
+        return statuses
 
     def _arm(self, session: Session, request: ArmRequest) -> Generator[None, None, Refusals]:
         """Arm the sites that may be armed. Return why the others were refused."""
@@ -202,42 +223,24 @@ class Attacher:
         refusals: Refusals = {}
         for position, clause in enumerate(session.subscription.clauses):
             of_clause = [each for each in selected if each[0].clause == position]
-            # which the kernel's functions need together, as the ftrace engine does
-            is_divided = self._engine.arms_in_parts and not request.object.is_kernel
-            at_once = _SITES_AT_ONCE if is_divided else max(len(of_clause), 1)
-            for first in range(0, len(of_clause), at_once):
-                if first:
-                    yield from _pause(session, request)
-                part = of_clause[first : first + at_once]
-                target = target_of(self._engine, session.subscription, clause, request, part, file_path=file_path)
-                try:
-                    refused = yield from self._armed(session, request, self._engine.arm_in_steps(clause.key, target))
-                    refusals |= {(position, each.site): each.reason for each in refused}
-                except (TracefsRejectedError, OSError) as error:
-                    extra = fields(client=session.subscription.client.name)
-                    _log.warning("subscription %s: %s", session.subscription.id, error, extra=extra)
-                    release(self._engine, clause, request.object)
-                    refusals |= {each.key: str(error) for each, _ in of_clause}
-                    break
+            if not of_clause:
+                continue
+            target = yield from _taken(
+                session,
+                request,
+                target_in_steps(self._engine, session.subscription, clause, request, of_clause, file_path=file_path),
+            )
+            try:
+                refused = yield from _taken(
+                    session, request, self._engine.arm_in_steps(clause.key, target), self.latency
+                )
+                refusals |= {(position, each.site): each.reason for each in refused}
+            except (TracefsRejectedError, OSError) as error:
+                extra = fields(client=session.subscription.client.name)
+                _log.warning("subscription %s: %s", session.subscription.id, error, extra=extra)
+                release(self._engine, clause, request.object)
+                refusals |= {each.key: str(error) for each, _ in of_clause}
         return refusals
-
-    def _armed(
-        self, session: Session, request: ArmRequest, steps: Generator[None, None, list[Refusal]]
-    ) -> Generator[None, None, list[Refusal]]:
-        """Take the engine's steps, until the object is disarmed."""
-        taken = 0.0
-        with contextlib.closing(steps):
-            while True:
-                begin = time.perf_counter()
-                try:
-                    with host_call(ARM, request.object.path):
-                        next(steps)
-                except StopIteration as end:
-                    self.latency.observe(taken + time.perf_counter() - begin)
-                    refused: list[Refusal] = end.value
-                    return refused
-                taken += time.perf_counter() - begin
-                yield from _pause(session, request)
 
     def renew(self, pid: int) -> None:
         """See `Engine.renew`."""
@@ -263,6 +266,26 @@ class Attacher:
     def close(self, session: Session, unmapped: Sequence[Object]) -> Generator[None, None, Closed]:
         """See `Session.close`."""
         return session.close(self._engine, unmapped)
+
+
+def _taken(
+    session: Session, request: ArmRequest, steps: Generator[None, None, _T], latency: Latency | None = None
+) -> Generator[None, None, _T]:
+    """Take steps, until the object is disarmed. latency: observes how long they took."""
+    taken = 0.0
+    with contextlib.closing(steps):
+        while True:
+            begin = time.perf_counter()
+            try:
+                with host_call(ARM, request.object.path):
+                    next(steps)
+            except StopIteration as end:
+                if latency is not None:
+                    latency.observe(taken + time.perf_counter() - begin)
+                result: _T = end.value
+                return result
+            taken += time.perf_counter() - begin
+            yield from _pause(session, request)
 
 
 def _pause(session: Session, request: ArmRequest) -> Generator[None, None, None]:

@@ -12,7 +12,7 @@ from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.fair_thread import FairThread, Queue
-from stapsdtd.runtime.futures import all_done
+from stapsdtd.runtime.futures import all_done, once_done
 from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.choices import Found, names_of
 from stapsdtd.sessions.live import Choosing, FirstArming, LiveSubscription
@@ -47,8 +47,9 @@ class Chooser:
             if first is not None:
                 first.add_match()
             choosing = live.choosing[obj.key] = Choosing(self._search(live, obj, names))
-            choosing.search.add_done_callback(
-                lambda _: self._loop.call_soon_threadsafe(self._on_found, live, obj, choosing, first, then)
+            once_done(
+                choosing.search,
+                lambda _: self._loop.call_soon_threadsafe(self._on_found, live, obj, choosing, first, then),
             )
         return False
 

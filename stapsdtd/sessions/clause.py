@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -14,7 +14,7 @@ from stapsdtd.model import Object, Site, SiteCapture
 from stapsdtd.query.evaluate import steps
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.site_filter import WhyNotCaptured, evaluated_late
-from stapsdtd.runtime.futures import pass_on, unfinished
+from stapsdtd.runtime.futures import once_done, pass_on, unfinished
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.evaluating import Evaluating
@@ -76,7 +76,7 @@ class Clause:
             computer=FieldComputer(spec.fields, sites.known) if spec.computes and not spec.aggregation else None,
             pair_condition=ConditionFilter(filter_of_pairs, sites.known) if spec.filters_pairs else None,
             hit=sites.hit,
-            backlog=None if evaluating is None else partial(evaluating.backlog, client.name, self._steps),
+            backlog=None if evaluating is None else evaluating.backlog(client.name, self._steps),
         )
 
     @property
@@ -92,19 +92,19 @@ class Clause:
         """See `SiteIds.id_to_arm`. Call this from the arming thread."""
         return self.sites.id_to_arm(found, capture, added_late)
 
-    def armed(self, site_id: int) -> None:
-        self.sites.arm(site_id)
+    def armed(self, site_ids: Collection[int]) -> None:
+        self.sites.arm(site_ids)
 
-    def retired(self, site_id: int) -> None:
-        """Take note that a site was disarmed or refused."""
-        self.sites.retire(site_id, self.log.next_seq)
+    def retired(self, site_ids: Iterable[int]) -> None:
+        """Take note that sites were disarmed or refused."""
+        self.sites.retire(site_ids, self.log.next_seq)
 
     def settled(self, engine: Future[None]) -> Future[None]:
         """Return a future that is done, in any thread, when all hits were evaluated that the engine delivers until its
         future is done, with that one's error if it has one.
         """
         done = unfinished()
-        engine.add_done_callback(lambda _: self.sink.settled().add_done_callback(lambda _: pass_on(engine, done)))
+        once_done(engine, lambda _: once_done(self.sink.settled(), lambda _: pass_on(engine, done)))
         return done
 
     def forget_unused_sites(self) -> None:

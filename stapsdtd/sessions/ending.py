@@ -93,9 +93,6 @@ class EndingSubscriptions:
             return
         del self._kept[subscription.id]
         self._totals.settle(subscription)
-        # do not wait for the garbage collector, since the subscription refers to itself
-        for clause in subscription.clauses:
-            clause.log.forget()
 
     def get(self, ident: str) -> Ending | None:
         return self._kept.get(ident)

@@ -77,8 +77,8 @@ class Evaluating:
         with self._changed:
             self._changed.notify()
 
-    def backlog(self, client: str, steps_per_byte: int, evaluation: Evaluation) -> Backlog:
-        return Backlog(self, client, evaluation, max(_STEPS_PER_SLICE // steps_per_byte, 1))
+    def backlog(self, client: str, steps_per_byte: int) -> Backlog:
+        return Backlog(self, client, max(_STEPS_PER_SLICE // steps_per_byte, 1))
 
     def hurry(self) -> None:
         """Let nobody's events wait for a share any more: the daemon stops."""
@@ -166,22 +166,21 @@ class Evaluating:
 class Backlog:
     """A clause's events that are still to be evaluated, in the order in which they came."""
 
-    def __init__(self, thread: Evaluating, client: str, evaluation: Evaluation, slice_bytes: int) -> None:
+    def __init__(self, thread: Evaluating, client: str, slice_bytes: int) -> None:
         """slice_bytes: how much is evaluated at a time, but at least one event."""
         self.client = client
         self._thread = thread
-        self._evaluation = evaluation
         self._slice_bytes = slice_bytes
         self._items: deque[_Slices | Future[None]] = deque()
 
-    def add(self, batch: EventBatch) -> int:
+    def add(self, batch: EventBatch, evaluation: Evaluation) -> int:
         """Take events, of each process as many as there is room for. Return how many had none. Called by one thread."""
         room, nbytes = self._thread.room(self.client), batch.nbytes
         fitting = room * len(batch) // nbytes
         if fitting <= 0:
             return len(batch)
         kept = shared_out(batch, fitting)
-        self._put(_Slices(kept, self._slice_bytes))
+        self._put(_Slices(kept, evaluation, self._slice_bytes))
         return len(batch) - len(kept)
 
     def settled(self) -> Future[None]:
@@ -204,7 +203,7 @@ class Backlog:
         """Evaluate a slice. Return how many bytes need no room any more. Called by the thread."""
         item, freed = self._items[0], 0
         if isinstance(item, _Slices):
-            if not item.take_turn(self._evaluation):
+            if not item.take_turn():
                 return 0
             self._items.popleft()
             freed = item.nbytes
@@ -217,21 +216,22 @@ class Backlog:
 class _Slices:
     """A batch that is evaluated in slices."""
 
-    def __init__(self, batch: EventBatch, slice_bytes: int) -> None:
+    def __init__(self, batch: EventBatch, evaluation: Evaluation, slice_bytes: int) -> None:
         self.nbytes = batch.nbytes
         self._batch = batch
+        self._evaluation = evaluation
         self._slices = _slices(batch, slice_bytes)
         self._left: list[EventBatch] = []
 
-    def take_turn(self, evaluation: Evaluation) -> bool:
+    def take_turn(self) -> bool:
         """Evaluate the next slice, and return whether it was the last one."""
         begin, end = next(self._slices)
-        if (left := evaluation.evaluate(self._batch.slice(begin, end))) is not None:
+        if (left := self._evaluation.evaluate(self._batch.slice(begin, end))) is not None:
             self._left.append(left)
         if end < len(self._batch):
             return False
         if self._left:
-            evaluation.keep(self._left)
+            self._evaluation.keep(self._left)
         return True
 
 

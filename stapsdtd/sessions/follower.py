@@ -107,9 +107,9 @@ class ObjectFollower:
             if considered := live.considered.get(obj.key):
                 considered.is_late = True
             elif obj.key not in live.barred and not pending.is_quiet:
-                live.report([live.status(SiteState.DISARMED, obj, each) for each in pending.selected_sites])
+                live.report_all(SiteState.DISARMED, obj, pending.selected_sites)
         if doubtful is not None and not {obj.key} & (live.doubtful.keys() | live.considered.keys()):
-            live.report([live.status(SiteState.DISARMED, obj, each) for each in doubtful.reported_sites])
+            live.report_all(SiteState.DISARMED, obj, doubtful.reported_sites)
 
     def _consider(self, live: LiveSubscription, obj: Object, *, is_reported: bool = False) -> None:
         """is_reported: the client knows that the object is doubtful."""
@@ -160,20 +160,20 @@ class ObjectFollower:
                     f"{len(selected)} sites of this file match, and a subscription may have {MAX_SITES} of one; "
                     f"name fewer probes"
                 )
-                live.report([live.status(SiteState.REFUSED, obj, selected[0], excess)])
+                live.report_all(SiteState.REFUSED, obj, selected[:1], excess)
             return
         if other := live.candidate_for(obj.key):
             live.doubtful[obj.key] = Doubtful(obj, () if is_quiet else selected)
             if not is_reported:
                 doubt = _why_doubtful(live, other, self._registry)
                 sites = live.doubtful[obj.key].reported_sites
-                live.report([live.status(SiteState.REFUSED, obj, each, doubt) for each in sites])
+                live.report_all(SiteState.REFUSED, obj, sites, doubt)
             return
         if reason := self._foreign.why_not(subscription.client.name, obj.key):
             if obj.key not in live.barred:
                 live.barred[obj.key] = obj
                 statuses = [] if is_quiet else selected
-                live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in statuses])
+                live.report_all(SiteState.REFUSED, obj, statuses, reason)
             return
         live.barred.pop(obj.key, None)
         is_ephemeral = named is None and not self.is_host_file(obj)

@@ -16,6 +16,7 @@ from stapsdtd.catalog.registry import Registry
 from stapsdtd.model import ObjectKey
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.futures import once_done
 from stapsdtd.runtime.logs import fields
 from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.armer import Armer
@@ -108,7 +109,7 @@ class Housekeeping:
         if self._foreign_hits is None or self._foreign_hits.done():
             self._foreign_hits = self._arming_thread.submit(None, self._engine.foreign_hits, "counting foreign hits")
             closed, self._closed = self._closed, []
-            self._foreign_hits.add_done_callback(partial(self._on_foreign_hits, closed))
+            once_done(self._foreign_hits, partial(self._on_foreign_hits, closed))
 
     def _sweep(self, clause: Clause) -> None:
         """Remove starts of spans that no end can come for."""

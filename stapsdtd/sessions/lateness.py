@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stapsdtd.sessions.attacher import Outcome
 from stapsdtd.sessions.live import ConsideredObject, LiveSubscription
@@ -35,7 +36,7 @@ class Lateness:
         if not considered.is_late and not considered.is_quiet:
             considered.is_late = True
             sites = considered.selected_sites
-            live.report([live.status(SiteState.ARMING, considered.object, each) for each in sites])
+            live.report_all(SiteState.ARMING, considered.object, sites)
 
     def awaited(self, live: LiveSubscription) -> list[Future[Outcome]]:
         """Return the results to come of what is being armed, except what is late."""

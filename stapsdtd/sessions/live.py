@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import FileId, Object, ObjectKey
@@ -49,6 +51,13 @@ class ConsideredObject:
         if self.is_quiet:
             return ()
         return self.selected_sites if self.outcome is None and self.is_late else self.armed
+
+    def disarmed(self, subscription: Subscription) -> list[SiteStatus]:
+        """Return what to report of the sites that the client last saw reported as ARMED or ARMING."""
+        if self.outcome is None or self.is_quiet:
+            return subscription.statuses(SiteState.DISARMED, self.object, self.reported_sites)
+        armed = (each for each in self.outcome.statuses if each.state is SiteState.ARMED)
+        return [replace(each, state=SiteState.DISARMED, armed_after_ns=0) for each in armed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,15 +194,13 @@ class LiveSubscription:
         self.unknown_since.pop(key, None)
         return self.considered.pop(key)
 
-    def report(self, statuses: list[SiteStatus]) -> None:
+    def report_all(self, state: SiteState, obj: Object, selected: Iterable[SelectedSite], reason: str = "") -> None:
+        """Report the same of several sites."""
+        self.report(self.subscription.statuses(state, obj, selected, reason))
+
+    def report(self, statuses: Sequence[SiteStatus]) -> None:
         """Report to the stream, or to Subscribe until that has returned."""
         self.subscription.changed(statuses)
         if self.first is not None:
             # Subscribe reports all of them, and a subscription keeps only some
             self.first.statuses += self.subscription.new_statuses()
-
-    def status(
-        self, state: SiteState, obj: Object, selected: SelectedSite, reason: str = "", armed_after_ns: int = 0
-    ) -> SiteStatus:
-        site_id = self.subscription.site_id(obj, selected)
-        return SiteStatus(state, site_id, obj, selected.capture.site, reason, armed_after_ns, selected.clause)

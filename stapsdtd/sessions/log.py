@@ -160,12 +160,6 @@ class EventLog:
             if next_seq == entry.next_seq:
                 self._read_bytes = max(self._read_bytes, entry.end_bytes)
 
-    def forget(self) -> None:
-        """Discard all events, since nobody will read them. Counts stay as they are."""
-        with self._lock:
-            self._entries.clear()
-            self._bytes = 0
-
     def _count_delivered(self, first_seq: int, next_seq: int) -> None:
         if next_seq > first_seq:
             self._delivered += next_seq - first_seq

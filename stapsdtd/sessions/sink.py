@@ -16,7 +16,7 @@ from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
-from stapsdtd.sessions.evaluating import Backlog, Evaluation
+from stapsdtd.sessions.evaluating import Backlog
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.fields import FieldComputer
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
@@ -106,13 +106,13 @@ class EventSink:
         pair_condition: EventFilter | None = None,
         computer: FieldComputer | None = None,
         hit: Callable[[Callable[[], Iterable[int]]], None] = lambda _: None,
-        backlog: Callable[[Evaluation], Backlog] | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         """name: for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
         takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
         pair_condition: leaves out pairs. computer: of the values that the log gets. hit: asks, if it wants to know,
-        which sites fired. backlog: makes the backlog of events that wait for all this; None to do it at once.
+        which sites fired. backlog: of events that wait for all this; None to do it at once.
         """
         self._name = name
         self._log = log
@@ -132,7 +132,7 @@ class EventSink:
         self._fired = 0
         self._filtered = 0
         self._lost = dict.fromkeys(LossStage, 0)
-        self._backlog = backlog(self) if backlog else None
+        self._backlog = backlog
         self._is_late = bool(aggregator or pairing or pair_condition or computer)
 
     def deliver(self, batch: EventBatch) -> None:
@@ -145,7 +145,7 @@ class EventSink:
             batch = self._within_quota(batch)
             rest = len(batch)
             if rest and self._backlog is not None and self._must_wait(batch):
-                left_out = self._backlog.add(batch)
+                left_out = self._backlog.add(batch, self)
                 rest = 0
                 if left_out:
                     self.lost(LossStage.FILTER, left_out)

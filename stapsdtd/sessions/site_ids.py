@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -158,22 +158,24 @@ class SiteIds:
         with self._lock:
             return frozenset(self._hit_untold)
 
-    def arm(self, site_id: int) -> None:
+    def arm(self, site_ids: Collection[int]) -> None:
         with self._lock:
-            self._arming.discard(site_id)
-            self._hit_untold.discard(site_id)
-            self._armed.add(site_id)
-            self._retired.pop(site_id, None)
+            self._arming.difference_update(site_ids)
+            self._hit_untold.difference_update(site_ids)
+            self._armed.update(site_ids)
+            for site_id in site_ids if self._retired else ():
+                self._retired.pop(site_id, None)
 
-    def retire(self, site_id: int, next_seq: int) -> None:
-        """Take note that a site was disarmed or refused. next_seq: of the next event.
+    def retire(self, site_ids: Iterable[int], next_seq: int) -> None:
+        """Take note that sites were disarmed or refused. next_seq: of the next event.
 
-        What fired while it was being armed, and was never told, is told at the end.
+        What fired while they were being armed, and was never told, is told at the end.
         """
         with self._lock:
-            self._arming.discard(site_id)
-            self._armed.discard(site_id)
-            self._retired[site_id] = _Retired(self._clock(), next_seq)
+            retired = dict.fromkeys(site_ids, _Retired(self._clock(), next_seq))
+            self._arming.difference_update(retired)
+            self._armed.difference_update(retired)
+            self._retired.update(retired)
 
     def forget_unused(self, first_kept: int) -> None:
         """first_kept: the number of the first event that can still be read."""

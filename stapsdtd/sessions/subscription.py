@@ -6,10 +6,12 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from weakref import WeakMethod
+
+import msgspec
 
 from stapsdtd.capture.engine import Scope, SubscriptionKey
 from stapsdtd.catalog.selectors import SelectedSite
@@ -40,8 +42,10 @@ class SiteState(Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class SiteStatus:
+_NOT_ARMED = frozenset({SiteState.DISARMED, SiteState.REFUSED})
+
+
+class SiteStatus(msgspec.Struct, frozen=True, gc=False):
     """A change of a site's state. reason is empty unless REFUSED. armed_after_ns: if ARMED, since it was noticed.
     clause: its position in the subscription.
     """
@@ -95,6 +99,8 @@ class Subscription:
         self.excluded = frozenset(spec.scope.exclude_pids) | {own_pid}
         self.processes = ScopedProcesses(spec.scope.pids)
         site_ids = itertools.count(1)
+        # who has a subscription has its clauses: no cycle, which only a garbage collection would dispose of
+        notify = WeakMethod(self._notify)
         self.clauses = tuple(
             Clause(
                 f"{ident} {clause.tag}".rstrip(),
@@ -103,7 +109,7 @@ class Subscription:
                 SiteIds(why_not, clock, ids=site_ids, fields=clause.fields),
                 self.client,
                 filters=self._filters(clause, clients),
-                notify=self._notify,
+                notify=lambda: _call(notify),
                 queue_bytes=spec.queue_bytes // len(spec.clauses),
                 engine_pairs=engine_pairs(clause),
                 evaluating=evaluating,
@@ -164,10 +170,22 @@ class Subscription:
         """Return the id of a site in this subscription's events, the same for the same site and clause."""
         return self.clauses[selected.clause].sites.id_of(found, selected.capture)
 
+    def status(
+        self, state: SiteState, found: Object, selected: SelectedSite, reason: str = "", armed_after_ns: int = 0
+    ) -> SiteStatus:
+        """Any thread may call this."""
+        site_id = self.site_id(found, selected)
+        return SiteStatus(state, site_id, found, selected.capture.site, reason, armed_after_ns, selected.clause)
+
+    def statuses(
+        self, state: SiteState, found: Object, selected: Iterable[SelectedSite], reason: str = ""
+    ) -> list[SiteStatus]:
+        return [self.status(state, found, each, reason) for each in selected]
+
     def not_wanted(self, found: Object, selected_sites: Iterable[SelectedSite]) -> None:
         """Sites that were armed were not wanted any more by then, and the client is told nothing of them."""
         for selected in selected_sites:
-            self.clauses[selected.clause].retired(self.site_id(found, selected))
+            self.clauses[selected.clause].retired([self.site_id(found, selected)])
 
     def has_fired(self, found: Object, selected_sites: Iterable[SelectedSite]) -> bool:
         """Report whether any of some sites fired in a process that the client may trace, though it knows none yet."""
@@ -176,11 +194,17 @@ class Subscription:
 
     def changed(self, statuses: Sequence[SiteStatus]) -> None:
         """Record which sites were armed, disarmed or refused, and tell the stream."""
+        armed: defaultdict[int, list[int]] = defaultdict(list)
+        retired: defaultdict[int, list[int]] = defaultdict(list)
         for status in statuses:
             if status.state is SiteState.ARMED:
-                self.clauses[status.clause].armed(status.site_id)
-            elif status.state in {SiteState.DISARMED, SiteState.REFUSED}:
-                self.clauses[status.clause].retired(status.site_id)
+                armed[status.clause].append(status.site_id)
+            elif status.state in _NOT_ARMED:
+                retired[status.clause].append(status.site_id)
+        for position, site_ids in armed.items():
+            self.clauses[position].armed(site_ids)
+        for position, site_ids in retired.items():
+            self.clauses[position].retired(site_ids)
         with self._lock:
             self._statuses += statuses
         for clause in self.clauses:
@@ -225,3 +249,9 @@ class Subscription:
     def account(self) -> Account:
         """Return the sum of the clauses' accounts, as of now."""
         return sum((clause.account() for clause in self.clauses), Account())
+
+
+def _call(method: WeakMethod[Callable[[], None]]) -> None:
+    """Call a method, unless its object is gone."""
+    if (found := method()) is not None:
+        found()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 
 from stapsdtd import model
@@ -14,6 +14,7 @@ from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.query.actions import Action, Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, why_not_at_hit
+from stapsdtd.runtime.slices import Turn
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.subscription import Subscription
@@ -36,7 +37,7 @@ class ArmRequest:
 FilteredSite = tuple[SelectedSite, SiteFilter]
 
 
-def target_of(
+def target_in_steps(
     engine: Engine,
     subscription: Subscription,
     clause: Clause,
@@ -44,11 +45,15 @@ def target_of(
     selected: Iterable[FilteredSite],
     *,
     file_path: str,
-) -> Target:
+) -> Generator[None, None, Target]:
     """Return what an engine is to arm for a clause. selected: the sites, and how their hits are filtered."""
     obj, pids = request.object, request.mappings.keys()
     sites: list[TargetSite] = []
+    turn = Turn()
     for each, site_filter in selected:
+        if turn.is_over:
+            yield
+            turn.begin()
         action, late = _action(engine, clause, obj, each.capture, site_filter)
         site_id = clause.id_to_arm(obj, each.capture, late)
         wanted = wanted_in(subscription, each)

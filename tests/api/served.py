@@ -138,7 +138,6 @@ class FakeEngine:
     """
 
     name = "fake"
-    arms_in_parts = True
 
     def __init__(self) -> None:
         self.sinks: dict[SubscriptionKey, Sink] = {}
@@ -206,8 +205,11 @@ class FakeEngine:
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 
     def arm_in_steps(self, subscription_key: SubscriptionKey, target: Target) -> Generator[None, None, list[Refusal]]:
-        yield
-        return self.arm(subscription_key, target)
+        refusals: list[Refusal] = []
+        for first in range(0, len(target.sites), 1000):
+            yield
+            refusals += self.arm(subscription_key, replace(target, sites=target.sites[first : first + 1000]))
+        return refusals
 
     def renew(self, pid: int) -> None:
         self._begin(f"renew {pid}")

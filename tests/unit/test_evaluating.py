@@ -47,12 +47,24 @@ class Recorded:
         self.kept += [len(each) for each in batches]
 
 
+class Evaluated:
+    """A backlog, and what becomes of the events that wait there."""
+
+    def __init__(self, thread: Evaluating, client: str, steps_per_byte: int, evaluation: Recorded) -> None:
+        self._backlog = thread.backlog(client, steps_per_byte)
+        self._evaluation = evaluation
+        self.settled = self._backlog.settled
+
+    def add(self, events: EventBatch) -> int:
+        return self._backlog.add(events, self._evaluation)
+
+
 class Held:
     """Holds the thread at a slice of a client of its own until it is released."""
 
     def __init__(self, thread: Evaluating) -> None:
         self._begun, self._released = threading.Event(), threading.Event()
-        thread.backlog("held", 1, Recorded([], "held", self._wait)).add(numbers(1))
+        Evaluated(thread, "held", 1, Recorded([], "held", self._wait)).add(numbers(1))
         assert self._begun.wait(PATIENCE_SECONDS)
 
     def _wait(self) -> None:
@@ -109,7 +121,7 @@ def numbers_in_log(made: Subscription) -> list[object]:
 
 def test_clients_take_turns_slice_by_slice(thread: Evaluating) -> None:
     log: list[str] = []
-    many, few = (thread.backlog(name, 1, Recorded(log, name)) for name in ("many", "few"))
+    many, few = (Evaluated(thread, name, 1, Recorded(log, name)) for name in ("many", "few"))
     held = Held(thread)
     many.add(numbers(10 * 6144))
     few.add(numbers(1))
@@ -121,7 +133,7 @@ def test_clients_take_turns_slice_by_slice(thread: Evaluating) -> None:
 
 def test_clauses_of_a_client_take_turns(thread: Evaluating) -> None:
     log: list[str] = []
-    first, second = (thread.backlog("one", 1, Recorded(log, name)) for name in ("first", "second"))
+    first, second = (Evaluated(thread, "one", 1, Recorded(log, name)) for name in ("first", "second"))
     held = Held(thread)
     first.add(numbers(3 * 6144))
     second.add(numbers(2 * 6144))
@@ -132,7 +144,7 @@ def test_clauses_of_a_client_take_turns(thread: Evaluating) -> None:
 
 def test_what_slices_of_a_batch_left_is_kept_together(thread: Evaluating) -> None:
     evaluation = Recorded([], "one")
-    backlog = thread.backlog("one", 1, evaluation)
+    backlog = Evaluated(thread, "one", 1, evaluation)
     backlog.add(numbers(6144 + 5))
     backlog.settled().result(PATIENCE_SECONDS)
     assert evaluation.kept == [6144, 5]
@@ -142,7 +154,7 @@ def test_what_slices_of_a_batch_left_is_kept_together(thread: Evaluating) -> Non
 def test_slices_are_the_smaller_the_more_an_expression_takes(thread: Evaluating, where: str) -> None:
     log: list[str] = []
     expensive = steps([parse(where, lambda _: None)])
-    backlog = thread.backlog("one", expensive, Recorded(log, "one"))
+    backlog = Evaluated(thread, "one", expensive, Recorded(log, "one"))
     events = texts(2000, 4000)
     backlog.add(events)
     backlog.settled().result(PATIENCE_SECONDS)
@@ -152,7 +164,7 @@ def test_slices_are_the_smaller_the_more_an_expression_takes(thread: Evaluating,
 
 def test_an_event_that_is_larger_than_a_slice_is_one(thread: Evaluating) -> None:
     evaluation = Recorded([], "one")
-    backlog = thread.backlog("one", 1 << 40, evaluation)
+    backlog = Evaluated(thread, "one", 1 << 40, evaluation)
     backlog.add(texts(3, 4000))
     backlog.settled().result(PATIENCE_SECONDS)
     assert evaluation.log == ["one"] * 3
@@ -242,7 +254,7 @@ def test_a_client_has_a_share_while_others_have_subscriptions() -> None:
     clocks = Clocks()
     thread = Evaluating(Shares(lambda: clocks.now, clocks.cpu))
     log: list[str] = []
-    greedy = thread.backlog("greedy", 1, Recorded(log, "greedy"))
+    greedy = Evaluated(thread, "greedy", 1, Recorded(log, "greedy"))
     thread.began("greedy")
     greedy.add(numbers(3 * 6144))
     greedy.settled().result(PATIENCE_SECONDS)
@@ -250,7 +262,7 @@ def test_a_client_has_a_share_while_others_have_subscriptions() -> None:
     thread.began("other")
     greedy.add(numbers(6144))
     settled = greedy.settled()
-    other = thread.backlog("other", 1, Recorded(log, "other"))
+    other = Evaluated(thread, "other", 1, Recorded(log, "other"))
     other.add(numbers(1))
     other.settled().result(PATIENCE_SECONDS)
     assert log == ["greedy"] * 3 + ["other"]
@@ -268,7 +280,7 @@ def test_a_share_does_not_bind_who_is_alone(how: str) -> None:
     thread = Evaluating(Shares(lambda: clocks.now, clocks.cpu))
     for client in ("greedy", "other"):
         thread.began(client)
-    backlog = thread.backlog("greedy", 1, Recorded([], "greedy"))
+    backlog = Evaluated(thread, "greedy", 1, Recorded([], "greedy"))
     backlog.add(numbers(5 * 6144))
     settled = backlog.settled()
     wait_for(thread.ask().done, "the thread to rest")
@@ -285,7 +297,7 @@ def test_all_that_waits_is_evaluated_before_the_thread_ends() -> None:
     thread = Evaluating(Shares())
     log: list[str] = []
     held = Held(thread)
-    thread.backlog("one", 1, Recorded(log, "one")).add(numbers(4 * 6144))
+    Evaluated(thread, "one", 1, Recorded(log, "one")).add(numbers(4 * 6144))
     asked = thread.ask()
     assert not asked.done()
     held.release()

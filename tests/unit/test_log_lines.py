@@ -89,7 +89,7 @@ _SHARED = {
         ("inventory/watches.py", "%s; what is installed in others is noticed with the next scan"),
     ],
     "about a file that the kernel refuses, whoever wants it": [
-        ("capture/bpf/engine.py", "%s: %s stays armed as it was: %s"),
+        ("capture/bpf/arming.py", "%s: %s stays armed as it was: %s"),
         ("capture/bpf/groups.py", "%s: %s: %s"),
         ("capture/bpf/groups.py", "%s: %s; all processes are patched"),
         ("capture/bpf/groups.py", "%s: cannot patch further processes: %s"),

@@ -12,6 +12,7 @@ from stapsdtd.capture.bpf.hit_tables import HitTable
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.slots import GroupNumber, Slot
 from stapsdtd.capture.bpf.span_tables import SpanTable
+from stapsdtd.capture.engine import Scope as WantedScope
 from stapsdtd.capture.engine import SubscriptionKey, TargetSite
 from stapsdtd.functions.probes import place_of
 from stapsdtd.kernel.own_programs import OwnProgram
@@ -88,15 +89,18 @@ class Consumer:
 
     @property
     def patched(self) -> Scope:
-        """Return the processes that have to be patched. For those that are followed, these are all.
+        return patched_in(self.target.scope)
 
-        Events that children inherit (attr.inherit) would not do: the kernel swaps the events of two such tasks when
-        it switches between them, but not whom they are for (perf_event_context_sched_out in kernel/events/core.c), and
-        so unpatches one when the other ends.
-        """
-        scope = self.target.scope
-        pids = frozenset(each for each in scope or () if isinstance(each, int))
-        return pids if scope is not None and len(pids) == len(scope) else None
+
+def patched_in(scope: WantedScope) -> Scope:
+    """Return the processes that have to be patched. For those that are followed, these are all.
+
+    Events that children inherit (attr.inherit) would not do: the kernel swaps the events of two such tasks when it
+    switches between them, but not whom they are for (perf_event_context_sched_out in kernel/events/core.c), and so
+    unpatches one when the other ends.
+    """
+    pids = frozenset(each for each in scope or () if isinstance(each, int))
+    return pids if scope is not None and len(pids) == len(scope) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +190,8 @@ class Group:
     it is gone.
 
     way: to attach to kernel functions. missed: how many calls it did not hit, of which its subscriptions were told.
-    is_stale: it is to be replaced, since it patches some process of its scope no more.
+    is_stale: it is to be replaced, since it patches some process of its scope no more. unpatched: processes of its
+    scope whose turn has not come, see `Groups.patch`.
     """
 
     event: Event
@@ -197,6 +202,7 @@ class Group:
     way: str = ""
     missed: int = 0
     is_stale: bool = False
+    unpatched: list[int] = field(default_factory=list)
 
     @property
     def is_of_kernel(self) -> bool:

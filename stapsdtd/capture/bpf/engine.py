@@ -1,20 +1,19 @@
 """The bpf engine: one attachment for all subscriptions of a site, and one record for each hit.
 
-This module keeps track of who wants which sites; `reconciler` arms them accordingly.
+This module keeps track of subscriptions; `arming` of who wants which sites, and `reconciler` arms them accordingly.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.bpf import layout, pairs
-from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Consumer
 from stapsdtd.capture.bpf.armed_objects import ArmedObjects
+from stapsdtd.capture.bpf.arming import Arming
 from stapsdtd.capture.bpf.chains import Chains
 from stapsdtd.capture.bpf.consumers import Consumers
 from stapsdtd.capture.bpf.draining import Drainer
@@ -26,8 +25,6 @@ from stapsdtd.capture.bpf.hit_tables import HitTables
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.missed import MissedCalls
 from stapsdtd.capture.bpf.paging import Paging
-from stapsdtd.capture.bpf.pool import TableFullError
-from stapsdtd.capture.bpf.prepared import NOTHING, Prepared
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.reaper import EventReaper
@@ -40,7 +37,6 @@ from stapsdtd.capture.bpf.subjects import source_of
 from stapsdtd.capture.bpf.subscriptions import Subscription, Subscriptions
 from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.capture.bpf.tables import Tables
-from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import (
     EngineMetrics,
     Refusal,
@@ -48,7 +44,6 @@ from stapsdtd.capture.engine import (
     Sink,
     SubscriptionKey,
     Target,
-    TargetSite,
     UnreadMetrics,
 )
 from stapsdtd.capture.names import Owner
@@ -68,7 +63,6 @@ class BpfEngine:
     """See `capture.engine.Engine`."""
 
     name = "bpf"
-    arms_in_parts = True
 
     def __init__(
         self,
@@ -94,7 +88,6 @@ class BpfEngine:
         watch = SpanWatch(self._spans, self._reader.post_behind_counters)
         self._drainer = Drainer(loaded, self._hit_tables, watch, self._reader.post, self._reader.end)
         self._chains = Chains(loaded, self._memory)
-        self._consumers = Consumers(self._drainer, self._spans, self._chains)
         self._endings = Endings(loaded.wait_for_hits, self._end)
         self._reaper = reaper or EventReaper()
         groups = Groups(owner, self._tables, self._reaper, attachments or Attachments.of(loaded, tracefs, frozenset))
@@ -116,6 +109,15 @@ class BpfEngine:
             subscriptions=self._subscriptions,
         )
         self._objects = ArmedObjects(self._tables, self._endings)
+        self._arming = Arming(
+            subscriptions=self._subscriptions,
+            objects=self._objects,
+            consumers=Consumers(self._drainer, self._spans, self._chains),
+            groups=groups,
+            reconciler=self._reconciler,
+            reaper=self._reaper,
+            missed=self._missed,
+        )
 
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         source = source_of(capture, subject, architecture)
@@ -147,92 +149,24 @@ class BpfEngine:
         subscription.followed = self._following.begin(pids, subscription.owner)
         return subscription.followed
 
+    def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
+        return self._arming.arm(subscription_key, target)
+
     def arm_in_steps(self, subscription_key: SubscriptionKey, target: Target) -> Generator[None, None, list[Refusal]]:
-        if reason := self._why_not_armed(subscription_key, target):
-            return [Refusal(wanted.site, reason) for wanted in target.sites]
-        armed, prepared, turn = self._objects.of(target), Prepared(), Turn()
-        try:
-            for wanted in target.sites:
-                self._prepare(subscription_key, target, wanted, armed, prepared)
-                if turn.is_over:
-                    yield
-                    turn.begin()
-            return self.arm(subscription_key, target, prepared)
-        finally:
-            self._reconciler.discard(prepared)
-            self._objects.forget_unwanted(armed)
-
-    def _prepare(
-        self,
-        subscription_key: SubscriptionKey,
-        target: Target,
-        wanted: TargetSite,
-        armed: ArmedObject,
-        prepared: Prepared,
-    ) -> None:
-        """Make what a site takes to be armed, unless that fails now, without changing what is armed."""
-        with contextlib.suppress(TableFullError, ValueError, OSError):
-            consumer = prepared.consumers[wanted.site] = self._consumer(subscription_key, target, wanted)
-            self._reconciler.prepare(ArmedObjects.preview(armed, wanted.site, subscription_key, consumer), prepared)
-
-    def _consumer(self, subscription_key: SubscriptionKey, target: Target, wanted: TargetSite) -> Consumer:
-        """Raises TableFullError, ValueError and OSError."""
-        subscription = self._subscriptions[subscription_key]
-        plan_ends = partial(self._plan_ends, subscription_key)
-        return self._consumers.make(subscription.channel, subscription.owner, target, wanted, plan_ends)
-
-    def _why_not_armed(self, subscription_key: SubscriptionKey, target: Target) -> str | None:
-        reason = self._reaper.why_not(target.owner, MAX_EPHEMERAL) if target.is_ephemeral else None
-        return reason or self._reaper.why_not(self._subscriptions[subscription_key].owner)
-
-    def arm(self, subscription_key: SubscriptionKey, target: Target, prepared: Prepared = NOTHING) -> list[Refusal]:
-        subscription = self._subscriptions[subscription_key]
-        if reason := self._why_not_armed(subscription_key, target):
-            return [Refusal(wanted.site, reason) for wanted in target.sites]
-        if target.object.is_kernel:
-            # of calls before this one, for those who were there
-            self._missed.tell(self._objects.groups())
-        armed = self._objects.of(target)
-        subscription.channel.excluded |= target.exclude_pids | target.exclude_later
-        refusals: dict[ModelSite, str] = {}
-        sites = []
-        for wanted in target.sites:
-            try:
-                site = self._objects.site(armed, wanted.site)
-                site.consumers[subscription_key] = prepared.consumers.get(wanted.site) or self._consumer(
-                    subscription_key, target, wanted
-                )
-            except (TableFullError, ValueError, OSError) as error:
-                refusals[wanted.site] = str(error)
-            else:
-                sites.append(site)
-        try:
-            refused = self._reconciler.reconcile(sites, subscription.owner, subscription_key, prepared=prepared)
-        except BaseException:
-            # do not try this one again whenever other subscriptions' wishes for these sites change
-            self._release(subscription_key, sites, is_awaited=False)
-            raise
-        further = [site for site in sites if subscription_key in site.consumers]
-        subscription.sites[armed.key] = subscription.sites.get(armed.key, []) + further
-        self._objects.forget_unwanted(armed)
-        refusals |= {site.site: refused[site] for site in sites if site in refused}
-        return [Refusal(site, reason) for site, reason in refusals.items()]
+        return self._arming.arm_in_steps(subscription_key, target)
 
     def renew(self, pid: int) -> None:
-        for group in dict.fromkeys(self._objects.groups()):
-            if group.scope is not None and pid in group.scope and not group.event.renew_in(pid):
-                group.is_stale = True
-                _log_refused(self._reconciler.reconcile(group.sites, group.sites[0].object.owner))
+        self._arming.renew(pid)
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
         sites = self._subscriptions[subscription_key].sites.pop(target.key, [])
-        self._release(subscription_key, sites, is_awaited=is_awaited)
+        self._arming.release(subscription_key, sites, is_awaited=is_awaited)
 
     def close_in_steps(self, subscription_key: SubscriptionKey) -> Generator[None, None, Future[None]]:
         subscription, turn = self._subscriptions[subscription_key], Turn()
         with self._reaper.together(subscription.owner):
             while sites := subscription.take_sites(_RELEASED_AT_ONCE):
-                self._release(subscription_key, sites, is_awaited=True)
+                yield from self._arming.release_in_steps(subscription_key, sites, turn)
                 if turn.is_over:
                     yield
                     turn.begin()
@@ -240,7 +174,7 @@ class BpfEngine:
 
     def close(self, subscription_key: SubscriptionKey) -> Future[None]:
         subscription = self._subscriptions[subscription_key]
-        self._release(subscription_key, subscription.all_sites, is_awaited=True)
+        self._arming.release(subscription_key, subscription.all_sites, is_awaited=True)
         del self._subscriptions[subscription_key]
         if not self._subscriptions:
             self._rings.drop_large()
@@ -256,23 +190,6 @@ class BpfEngine:
         """See `Endings`: no hit uses the plans any more."""
         self._drainer.drain_last(closing)
         return self._reader.end(plans, closing)
-
-    def _release(self, subscription_key: SubscriptionKey, sites: Sequence[ArmedSite], *, is_awaited: bool) -> None:
-        if any(site.object.is_kernel for site in sites):
-            self._missed.tell(self._objects.groups())
-        for site in sites:
-            # an earlier attempt that ran out of memory may have removed it
-            site.consumers.pop(subscription_key, None)
-        owner = self._subscriptions[subscription_key].owner
-        _log_refused(self._reconciler.reconcile(sites, owner, is_awaited=is_awaited))
-        for armed in {site.object for site in sites}:
-            self._objects.forget_unwanted(armed)
-
-    def _plan_ends(self, subscription_key: SubscriptionKey) -> None:
-        """Raises TableFullError."""
-        subscription = self._subscriptions[subscription_key]
-        for reason in self._reconciler.reconcile(subscription.ends, subscription.owner).values():
-            raise TableFullError(reason)
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002 - one wait does for all
         return self._drainer.collect()
@@ -314,8 +231,3 @@ class BpfEngine:
             steps.callback(self._endings.finish)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)
-
-
-def _log_refused(refused: Mapping[ArmedSite, str]) -> None:
-    for site, reason in refused.items():
-        _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)

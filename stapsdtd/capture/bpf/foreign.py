@@ -6,6 +6,7 @@ processes gets no events of the others' hits, each of which costs those processe
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from stapsdtd.model import ObjectKey
 
 @dataclass(slots=True)
 class _Followed:
+    """cells: of the plan's counters. counted: what they were, in the same order."""
+
     key: ObjectKey
     cells: dict[SubscriptionKey, int]
-    counted: Counter[SubscriptionKey]
+    counted: list[int]
 
 
 class ForeignHits:
@@ -38,24 +41,26 @@ class ForeignHits:
             if channel.subscription_key in subscription_keys
         }
         if cells:
-            self._plans[plan.entry.generation] = _Followed(key, cells, Counter())
+            self._plans[plan.entry.generation] = _Followed(key, cells, [0] * len(cells))
 
     def end(self, plan: ActivePlan) -> None:
         """Count what is left of a plan that no slot names any more."""
         followed = self._plans.pop(plan.entry.generation, None)
         if followed is not None:
-            self._count(followed)
+            self._count([followed])
 
     def take(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         """Return the counts above 0 since the last call."""
-        for followed in self._plans.values():
-            self._count(followed)
+        self._count(self._plans.values())
         hits, self._hits = self._hits, Counter()
         return dict(+hits)
 
-    def _count(self, followed: _Followed) -> None:
-        for subscription_key, count in zip(
-            followed.cells, self._tables.sums(list(followed.cells.values())), strict=True
-        ):
-            self._hits[subscription_key, followed.key] += count - followed.counted[subscription_key]
-            followed.counted[subscription_key] = count
+    def _count(self, plans: Collection[_Followed]) -> None:
+        sums = iter(self._tables.sums([cell for followed in plans for cell in followed.cells.values()]))
+        for followed in plans:
+            counts = list(itertools.islice(sums, len(followed.cells)))
+            if counts == followed.counted:
+                continue
+            for subscription_key, count, before in zip(followed.cells, counts, followed.counted, strict=True):
+                self._hits[subscription_key, followed.key] += count - before
+            followed.counted = counts

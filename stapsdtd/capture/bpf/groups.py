@@ -1,4 +1,10 @@
-"""Attaches and detaches groups of sites as `plan.attachments` decides, and undoes what the kernel refuses."""
+"""Attaches and detaches groups of sites as `plan.attachments` decides, and undoes what the kernel refuses.
+
+Patching a process takes the kernel a look at each process that maps the file. So it is done in turns where the caller
+can come back: a group has its sites at once, and patches the processes of its scope by and by.
+
+    regroup() ──► new group: sites, first processes ──► patch(), patch(), ... ──► old group is detached
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -29,8 +36,9 @@ from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.kernel.uprobe_links import NoMainThreadError, UprobeLink
-from stapsdtd.plan.attachments import EVENTS_ALONE, Choice, Means, Scope, changes
+from stapsdtd.plan.attachments import EVENTS_ALONE, Attach, Choice, Means, Scope, changes
 from stapsdtd.plan.groups import Window, partition_by_page_offset
+from stapsdtd.runtime.slices import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +76,11 @@ class Attachments(NamedTuple):
         return cls(make_event, make_link, loaded.wait_for_uprobes, functions, choice or loaded.choice)
 
 
+class _Superseded(NamedTuple):
+    owner: str
+    is_awaited: bool
+
+
 class Groups:
     """Called from one thread."""
 
@@ -79,45 +92,87 @@ class Groups:
         self._event_ids = itertools.count()
         self._numbers = itertools.count(1)
         self._moves = Moves(tables.slots)
+        self._superseded: dict[Group, _Superseded] = {}
+
+    def are_links(self, scope: Scope) -> bool:
+        """Return whether sites of files that are wanted in a scope have links, which are closed many at a time."""
+        return self._make_link is not None and self._choice.means(scope) is not Means.EVENT
 
     def regroup(
-        self, sites: Sequence[ArmedSite], plans: Mapping[ArmedSite, ActivePlan], refused: dict[ArmedSite, str]
+        self,
+        sites: Sequence[ArmedSite],
+        plans: Mapping[ArmedSite, ActivePlan],
+        refused: dict[ArmedSite, str],
+        turn: Turn | None = None,
     ) -> list[Group]:
         """Give each site a group that patches the wanted processes. Return the groups that are not needed any more,
         which stay attached until detach() is called.
 
         plans: of the sites that are wanted. refused: receives the sites that the kernel refused, and the reasons; those
-        stay in their groups.
+        stay in their groups. turn: once it is over, processes are left for patch().
         """
         groups = list(dict.fromkeys(site.group for site in sites if site.group is not None))
         ungrouped = [site for site in sites if site.group is None]
         needed = changes(groups, ungrouped, choice=self._choice)
-        if fixed := [group for group, pids in needed.widen if not self._widen(group, pids)]:
+        if fixed := [group for group, pids in needed.widen if not self._widen(group, pids, turn)]:
             needed = changes(groups, ungrouped, fixed, choice=self._choice)
         try:
             for attach in needed.attach:
                 for way, members in self._parts(attach.sites):
-                    self._attach(way, members, attach.scope, plans, refused)
+                    self._attach(way, replace(attach, sites=tuple(members)), plans, refused, turn)
         finally:
             if self._functions is not None:
                 self._functions.forget_unused()
         kept = {site.group for site in refused if site.group is not None}
         for group in kept:
+            for newer in {site.group for site in group.sites if site.group not in {None, group}}:
+                with contextlib.suppress(OSError):
+                    self._patch_some(newer, None)
             self._begin_move(group)
             self._moves.end(group.number)
             group.sites = [site for site in group.sites if site.group is group]
-        return [group for group in needed.detach if group not in kept]
+        superseded = [group for group in needed.detach if group not in kept]
+        for group in superseded:
+            # a hit runs the programs of what was attached last first, and the newest group has to be that
+            group.unpatched.clear()
+        return superseded
+
+    def patch(self, group: Group, turn: Turn) -> None:
+        """Patch further processes of a group's scope until the turn is over.
+
+        Raises OSError, also NoMainThreadError, if one cannot be patched: it is tried again the next time.
+        """
+        self._patch_some(group, turn)
+        self._detach_superseded()
+
+    def _patch_some(self, group: Group, turn: Turn | None) -> None:
+        while group.unpatched:
+            self._patch(group, group.unpatched[-1])
+            group.unpatched.pop()
+            if turn is not None and turn.is_over:
+                break
 
     def detach(self, group: Group, owner: str, *, is_awaited: bool) -> None:
-        """Begin to remove a group whose sites now have another one, or none. owner: see `turns`."""
+        """Begin to remove a group whose sites now have another one, or none, once those patch all that they are to.
+        owner: see `turns`.
+        """
+        for site in group.sites:
+            if site.group is group:
+                site.group = None
+        self._superseded[group] = _Superseded(owner, is_awaited)
+        self._detach_superseded()
+
+    def _detach_superseded(self) -> None:
+        for group in list(self._superseded):
+            if not any(site.group is not None and site.group.unpatched for site in group.sites):
+                self._detach(group, *self._superseded.pop(group))
+
+    def _detach(self, group: Group, owner: str, is_awaited: bool) -> None:
         # where it keeps nobody waiting, it need not wait for anybody
         is_awaited = is_awaited or not group.event.holds_event_mutex
         if not is_awaited:
             owner = group.sites[0].object.owner or owner
         self._begin_move(group)
-        for site in group.sites:
-            if site.group is group:
-                site.group = None
         end_move = partial(self._moves.end, group.number)
         self._reaper.begin(group.event, group.free, owner=owner, is_awaited=is_awaited, before=end_move)
 
@@ -128,8 +183,12 @@ class Groups:
             functions = self._functions if group.is_of_kernel else None
             self._moves.begin(group.number, moved, functions.wait_for_hits if functions else self._wait)
 
-    def _widen(self, group: Group, pids: Iterable[int]) -> bool:
+    def _widen(self, group: Group, pids: Iterable[int], turn: Turn | None) -> bool:
         """Patch further processes, too: all or none. Report whether that worked."""
+        if turn is not None:
+            group.unpatched.extend(pids)
+            group.scope = (group.scope or frozenset()) | frozenset(pids)
+            return True
         try:
             with contextlib.ExitStack() as undo:
                 for pid in sorted(pids):
@@ -160,23 +219,24 @@ class Groups:
     def _attach(
         self,
         way: str,
-        sites: Sequence[ArmedSite],
-        scope: Scope,
+        wanted: Attach[ArmedSite],
         plans: Mapping[ArmedSite, ActivePlan],
         refused: dict[ArmedSite, str],
+        turn: Turn | None,
     ) -> None:
         """Attach sites in a new group, or find those that the kernel refuses by halving it."""
+        sites = wanted.sites
         try:
-            group = self._attached(way, sites, scope, plans)
+            group = self._attached(way, wanted, plans, turn)
         except (TracefsRejectedError, OSError, TableFullError) as error:
             if len(sites) > 1:
                 middle = len(sites) // 2
-                self._attach(way, sites[:middle], scope, plans, refused)
-                self._attach(way, sites[middle:], scope, plans, refused)
+                for half in (sites[:middle], sites[middle:]):
+                    self._attach(way, replace(wanted, sites=half), plans, refused, turn)
                 return
             _log.info("%s: %s: %s", sites[0].object.path, sites[0].site.function or sites[0].site.name, error)
             if way in {FENTRY, MULTI} and not _has_calls_by_fentry(sites[0]):
-                self._attach(KPROBE, sites, scope, plans, refused)
+                self._attach(KPROBE, wanted, plans, refused, turn)
             else:
                 refused[sites[0]] = str(error)
         else:
@@ -184,8 +244,13 @@ class Groups:
                 site.group = group
 
     def _attached(
-        self, way: str, sites: Sequence[ArmedSite], scope: Scope, plans: Mapping[ArmedSite, ActivePlan]
+        self,
+        way: str,
+        wanted: Attach[ArmedSite],
+        plans: Mapping[ArmedSite, ActivePlan],
+        turn: Turn | None,
     ) -> Group:
+        sites, scope = wanted.sites, wanted.scope
         self._reaper.collect()
         number = next(self._numbers) & (1 << layout.GROUP_BITS) - 1
         slots = self._tables.slots
@@ -201,22 +266,23 @@ class Groups:
                     slots.set(site.slot, number, plans[site].entry.id)
                 elif site.group.way == way:
                     slots.admit(site.slot, number)
-            self._patch_scope(group)
+            self._patch_scope(group, turn)
             undo.pop_all()
         return group
 
-    def _patch_scope(self, group: Group) -> None:
-        """Patch the processes of a new group's scope, or all where no fewer can be had."""
+    def _patch_scope(self, group: Group, turn: Turn | None) -> None:
+        """Patch the processes of a new group's scope, or all where no fewer can be had. See `regroup` for turn."""
         if group.scope is None or self._means(group.sites, group.scope) is Means.SHARED_LINK:
             self._patch(group, None)
             return
+        group.unpatched = sorted(group.scope, reverse=True)
         try:
-            for pid in sorted(group.scope):
-                self._patch(group, pid)
+            self._patch_some(group, turn)
         except NoMainThreadError as error:
             _log.info("%s: %s; all processes are patched", group.sites[0].object.path, error)
             # before the link for all, which runs the program for the same hits
             group.event.unpatch()
+            group.unpatched.clear()
             self._patch(group, None)
 
     def _next_name(self) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from stapsdtd.capture.bpf.armed import ArmedSite
 from stapsdtd.capture.bpf.chains import Chains
@@ -28,8 +29,13 @@ from stapsdtd.capture.bpf.span_tables import SpanTables
 from stapsdtd.capture.bpf.subscriptions import Subscriptions
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import SubscriptionKey
+from stapsdtd.kernel.uprobe_links import NoMainThreadError
+from stapsdtd.runtime.slices import Turn
 
 _log = logging.getLogger(__name__)
+
+_FREED_AT_ONCE = 256
+"""Plans, which takes 0.5 ms, beside as many as there are to be made."""
 
 
 class Reconciler:
@@ -64,6 +70,7 @@ class Reconciler:
         self._spans = spans
         self._chains = chains
         self._subscriptions = subscriptions
+        self._ended: deque[ActivePlan] = deque()
 
     def prepare(self, site: ArmedSite, prepared: Prepared) -> None:
         """Make the plan of a site with the consumers that it is to have, unless that fails now."""
@@ -83,20 +90,22 @@ class Reconciler:
         *,
         is_awaited: bool = False,
         prepared: Prepared = NOTHING,
+        turn: Turn | None = None,
     ) -> dict[ArmedSite, str]:
         """Arm, plan and disarm as the consumers of some sites now require. Return which sites were refused, and why.
 
         Those keep their group and plan, and lose the newcomer as a consumer. They may include further sites, which had
-        to move to another group. owner: of the events to be removed, see `turns`. prepared: plans made before.
+        to move to another group. owner: of the events to be removed, see `turns`. prepared: plans made before. turn:
+        see `Groups.regroup`.
         """
         refused: dict[ArmedSite, str] = {}
-        self.collect()
+        self.collect(len(sites) + _FREED_AT_ONCE)
         plans = self._new_plans(sites, refused, prepared)
         _forget_consumers(newcomer, refused)
         if plans:
             self._reader.begin(plans.values())
         before = {site: site.group for site in sites}
-        superseded = self._groups.regroup(sites, plans, refused)
+        superseded = self._groups.regroup(sites, plans, refused, turn)
         _forget_consumers(newcomer, refused)
         ended = [plan for site, plan in plans.items() if site in refused]
         ended += self._switch(
@@ -111,6 +120,26 @@ class Reconciler:
             self._endings.begin(ended)
         return refused
 
+    def patch_in_steps(self, sites: Iterable[ArmedSite], owner: str) -> Generator[None, None, dict[ArmedSite, str]]:
+        """Have the sites' groups patch what the turn in which they were made had no time for. Return the sites that are
+        not armed in all processes that want them, and why.
+        """
+        refused: dict[ArmedSite, str] = {}
+        turn = Turn()
+        for site in sites:
+            while (group := site.group) is not None and group.unpatched:
+                yield
+                turn.begin()
+                try:
+                    self._groups.patch(group, turn)
+                except NoMainThreadError:
+                    group.is_stale = True
+                    refused |= self.reconcile(group.sites, owner)
+                except OSError as error:
+                    refused[site] = str(error)
+                    break
+        return refused
+
     def _forget_calls(self, moved: Iterable[ArmedSite]) -> None:
         """Begin chains anew: of calls that may now be known by other frames, since ways to attach differ in that, and
         of those that were entered before their returns were hit.
@@ -121,10 +150,11 @@ class Reconciler:
             except OSError as error:
                 _log.warning("calls in progress may be taken for such that led to others: %s", error)
 
-    def collect(self) -> None:
-        """Free what plans had that have ended."""
-        for plan in self._endings.collect():
-            self._free(plan)
+    def collect(self, most: int = _FREED_AT_ONCE) -> None:
+        """Free what plans had that have ended, of some of them."""
+        self._ended.extend(self._endings.collect())
+        for _ in range(min(most, len(self._ended))):
+            self._free(self._ended.popleft())
 
     def _free(self, plan: ActivePlan) -> None:
         self._tables.free_plan(plan.entry)
@@ -149,7 +179,14 @@ class Reconciler:
         """Raises TableFullError, ValueError and, if there is no memory for a ring, OSError."""
         plan = SitePlan.of(site)
         self._rings.provide(plan.emission.record_classes, ring_bytes)
-        active = plan.active(self._tables.allocate_plan(plan.spec))
+        try:
+            entry = self._tables.allocate_plan(plan.spec)
+        except TableFullError:
+            if not self._ended:
+                raise
+            self.collect(len(self._ended))
+            entry = self._tables.allocate_plan(plan.spec)
+        active = plan.active(entry)
         self._hit_tables.begin(active)
         self._spans.begin(active)
         return active

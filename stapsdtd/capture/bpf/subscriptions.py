@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from stapsdtd.capture.bpf.armed import ArmedSite
@@ -38,6 +39,10 @@ class Subscription:
                 del self.sites[key]
             return sites[:end]
         return []
+
+    def forget(self, key: ObjectKey, sites: Collection[ArmedSite]) -> None:
+        """Forget sites of an object that are not armed for it any more."""
+        self.sites[key] = [site for site in self.sites.get(key, ()) if site not in sites]
 
     @property
     def ends(self) -> list[ArmedSite]:

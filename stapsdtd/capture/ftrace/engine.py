@@ -64,7 +64,6 @@ class FtraceEngine:
     """
 
     name = "ftrace"
-    arms_in_parts = False
 
     def __init__(
         self,
