@@ -57,6 +57,8 @@ from stapsdtd.spans.span import Span
 _log = logging.getLogger(__name__)
 
 _RELEASED_AT_ONCE = 64
+_FREED_WHEN_CLEANING = 2048
+"""Plans: some 5 ms."""
 
 
 class BpfEngine:
@@ -218,7 +220,7 @@ class BpfEngine:
         self._reaper.try_again()
         self._following.collect()
         self._chains.collect()
-        self._reconciler.collect()
+        self._reconciler.collect(_FREED_WHEN_CLEANING)
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
