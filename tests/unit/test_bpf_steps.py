@@ -207,15 +207,14 @@ def test_arming_that_is_given_up_while_processes_are_patched_leaves_nothing(
     nothing_is_left(by_pid, kernel, before)
 
 
-def test_a_link_takes_as_many_sites_as_fit_into_a_turn(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "TURN_SECONDS", 1e6)
+def test_a_link_takes_fewer_sites_if_the_last_one_took_long(kernel: FakeKernel) -> None:
     engine = made_engine(kernel, choice=LINKS_FOR_ALL)
     sink = opened(engine, 1)
-    found = sample_object(*(site(f"n{number}", number, [argument(Constant(number))]) for number in range(400)))
+    found = sample_object(*(site(f"n{number}", number, [argument(Constant(number))]) for number in range(1040)))
     assert finish(engine.arm_in_steps(1, target(kernel, of=found))) == []
-    assert [len(event.places) for event in kernel.events.values()] == [64, 128, 208]
+    assert [len(event.places) for event in kernel.events.values()] == [1000, 16, 16, 8]
     for each in found.parsed.sites:
         kernel.hit(each.site_offset)
     closed(engine, 1)
-    assert [value[1] for value in sink.values] == list(range(400))
+    assert [value[1] for value in sink.values] == list(range(1040))
     engine.shutdown()

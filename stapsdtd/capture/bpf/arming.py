@@ -29,8 +29,8 @@ from stapsdtd.runtime.slices import Portion, Turn
 _log = logging.getLogger(__name__)
 
 _SITES_OF_EVENT = 1000
-_SITES_OF_LINK = (64, 16, _SITES_OF_EVENT)
-"""Of the first link, and of one at least and at most. Each takes a descriptor for every process that it is for."""
+_LEAST_SITES_OF_LINK = 16
+"""Each link takes a descriptor for every process that it is for, and a grace period when it is closed."""
 
 
 class Arming:
@@ -75,7 +75,7 @@ class Arming:
             # functions share a link
             return Portion(len(target.sites), len(target.sites), len(target.sites))
         if target.sites and self._groups.are_links(patched_in(target.sites[0].scope)):
-            return Portion(*_SITES_OF_LINK)
+            return Portion(_SITES_OF_EVENT, _LEAST_SITES_OF_LINK, _SITES_OF_EVENT)
         # each of the kernel's events takes 0.1 s to be removed
         return Portion(_SITES_OF_EVENT, _SITES_OF_EVENT, _SITES_OF_EVENT)
 
