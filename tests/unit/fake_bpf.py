@@ -26,6 +26,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.inner_maps import InnerMaps
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
+from stapsdtd.capture.bpf.link_closer import LinkCloser
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import Pool
 from stapsdtd.capture.bpf.reaper import EventReaper
@@ -515,7 +516,7 @@ class FakeKernel:
         # the group that handled a hit, by its process and slot
         self.marks: dict[tuple[int, int], int] = {}
         self.reaper_worker = AtOnce()
-        self.reaper = EventReaper(worker=self.reaper_worker)
+        self.reaper = EventReaper(worker=self.reaper_worker, links=LinkCloser(self.reaper_worker))
         self.events: dict[str, FakeEvent] = {}
         self.without_main_thread: set[int] = set()
         self._link_numbers = itertools.count()

@@ -123,7 +123,8 @@ def test_settled_is_of_what_was_begun_before_and_may_be_given_up(removals: Event
     begin(removals, first, gone)
     quiesced = removals.quiesced()
     begin(removals, second, gone)
-    assert removals.quiesced().cancel()
+    # callers that stop waiting must not stop others
+    assert not removals.quiesced().cancel()
     first.may_go.set()
     quiesced.result(PATIENCE_SECONDS)
     assert second.thread is None
@@ -222,26 +223,64 @@ def test_only_so_many_wait_of_an_owner(removals: EventReaper) -> None:
     event.may_go.set()
 
 
-def test_links_of_all_owners_are_closed_together(removals: EventReaper) -> None:
+def test_links_of_all_owners_are_closed_together_beside_events_and_arming(removals: EventReaper) -> None:
     event, together = Event(), threading.Barrier(20)
     begin(removals, event, [])
     for number in range(together.parties):
         link = cast("UprobeLink", Link(together))
         removals.begin(link, lambda: None, owner="many" if number else "one")
-    quiesced = [removals.quiesced(owner) for owner in ("one", "many")]
-    event.may_go.set()
-    for each in quiesced:
-        each.result(PATIENCE_SECONDS)
+    with removals.arming("objects of uid 1000"):
+        for owner in ("one", "many"):
+            removals.quiesced(owner).result(PATIENCE_SECONDS)
     assert together.n_waiting == 0
+    assert event.thread is None
+    event.may_go.set()
 
 
 def test_what_waits_for_links_is_told_when_these_are_closed(removals: EventReaper) -> None:
     event, together = Event(), threading.Barrier(2)
-    begin(removals, event, [])
+    removals.begin(cast("UprobeLink", Link(together)), lambda: None, owner="one")
+    removals.begin(cast("ProbeEvent", event), lambda: None, owner="one")
     removals.begin(cast("UprobeLink", Link(together)), lambda: None, owner="one")
     quiesced = removals.quiesced("one")
-    event.may_go.set()
     with pytest.raises(TimeoutError):
         quiesced.result(0.05)
-    together.wait(PATIENCE_SECONDS)
+    event.may_go.set()
     quiesced.result(PATIENCE_SECONDS)
+
+
+def test_what_is_held_until_the_end_of_a_block_is_waited_for(removals: EventReaper) -> None:
+    gone: list[Link] = []
+    link = Link(threading.Barrier(1))
+    with removals.together("one"):
+        removals.begin(cast("UprobeLink", link), lambda: gone.append(link), owner="one")
+        quiesced = removals.quiesced("one")
+        assert removals.quiesced("other").done()
+        assert not quiesced.done()
+    quiesced.result(PATIENCE_SECONDS)
+    removals.collect()
+    assert gone == [link]
+
+
+def test_an_owners_links_leave_threads_for_others_and_all_get_closed(removals: EventReaper) -> None:
+    may_close, closing = threading.Event(), threading.Semaphore(0)
+
+    class Slow(Link):
+        def unpatch(self) -> None:
+            closing.release()
+            assert may_close.wait(PATIENCE_SECONDS)
+
+        disarm = unpatch
+
+    for _ in range(100):
+        removals.begin(cast("UprobeLink", Slow(threading.Barrier(1))), lambda: None, owner="many")
+    assert all(closing.acquire(timeout=PATIENCE_SECONDS) for _ in range(32))
+    assert not closing.acquire(timeout=0.05)
+    assert "100 wait" in (removals.why_not("many", 100) or "")
+    removals.begin(cast("UprobeLink", Link(threading.Barrier(1))), lambda: None, owner="one")
+    removals.quiesced("one").result(PATIENCE_SECONDS)
+    quiesced = removals.quiesced("many")
+    assert not quiesced.done()
+    may_close.set()
+    quiesced.result(PATIENCE_SECONDS)
+    assert removals.why_not("many", 1) is None

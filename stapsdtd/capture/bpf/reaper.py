@@ -1,7 +1,7 @@
 """Removes events in a thread of its own, since the kernel takes some 100 ms for each. `turns` decides on the order.
 
 More threads would not help where closing an event's last descriptor holds the kernel's event_mutex all the while. The
-others, links, only wait for a grace period, which those that are closed at the same time share.
+others, links, are closed by `LinkCloser`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from stapsdtd.capture.bpf.armed import Event
+from stapsdtd.capture.bpf.link_closer import LinkCloser
 from stapsdtd.capture.bpf.turns import MAX_WAITING, Turns
 from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.runtime.futures import all_done, unfinished
 
 _log = logging.getLogger(__name__)
-
-_TOGETHER = 32
-"""Links that are closed at the same time, each by a thread that waits."""
 
 
 class EventReaper:
@@ -31,15 +30,21 @@ class EventReaper:
     owner: on whose behalf an event is removed, such as "objects of uid 1000".
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, worker: Executor | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        worker: Executor | None = None,
+        links: LinkCloser | None = None,
+    ) -> None:
         """worker: does one thing at a time; a thread of its own if None."""
         self._worker = worker or ThreadPoolExecutor(1, "stapsdtd-reaper")
-        self._closers = ThreadPoolExecutor(_TOGETHER, "stapsdtd-links")
+        self._links = links or LinkCloser()
         self._on_gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._changed = threading.Condition()
         self._turns = Turns[Work](clock)
-        self._taken_ahead = 0
-        self._held: dict[str, list[tuple[Work, bool]]] = {}
+        self._removing: str | None = None
+        self._held: dict[str, list[Callable[[], None]]] = {}
         self._refused: list[tuple[str, Event]] = []
         self._is_arming = False
         self._is_finishing = False
@@ -57,20 +62,21 @@ class EventReaper:
 
         before: called before its processes are unpatched, in any thread and maybe more than once.
         """
-        work = Work(partial(self._remove, owner, event, on_gone, before), event, before)
-        self._put(owner, work, is_awaited=is_awaited)
+        work = Work(owner, partial(self._remove, owner, event, on_gone, before), event, before)
+        self._once_let(owner, partial(self._put, owner, work, is_awaited=is_awaited))
 
     def try_again(self) -> None:
         """Try again to remove events that the kernel refused to remove. They patch nobody any more."""
         with self._changed:
             refused, self._refused = self._refused, []
         for owner, event in refused:
-            self._put(owner, Work(partial(self._remove_again, owner, event), event), is_awaited=False)
+            self._put(owner, Work(owner, partial(self._remove_again, owner, event), event), is_awaited=False)
 
     def why_not(self, owner: str, limit: int = MAX_WAITING) -> str | None:
         """Return why no more should be armed that will be removed for this owner, or None if it may be."""
         with self._changed:
             waiting, allowed = self._turns.count(owner), min(limit, self._turns.share)
+        waiting += self._links.count(owner)
         if waiting < allowed:
             return None
         return f"{owner} come and go faster than the kernel removes events: {waiting} wait"
@@ -99,38 +105,39 @@ class EventReaper:
         try:
             yield
         finally:
-            self._put_held(owner)
+            self._let(owner)
 
-    def _put_held(self, owner: str) -> None:
-        with self._changed:
-            for work, is_awaited in self._held.pop(owner, ()):
-                self._put(owner, work, is_awaited=is_awaited)
-
-    def _put(self, owner: str, work: Work, *, is_awaited: bool) -> None:
+    def _once_let(self, owner: str, call: Callable[[], None]) -> None:
+        """Do something now, or when a block of `together` ends."""
         with self._changed:
             if (held := self._held.get(owner)) is not None:
-                held.append((work, is_awaited))
+                held.append(call)
                 return
+        call()
+
+    def _let(self, owner: str) -> None:
+        with self._changed:
+            held = self._held.pop(owner, [])
+        for call in held:
+            call()
+
+    def _put(self, owner: str, work: Work, *, is_awaited: bool) -> None:
+        if work.is_link:
+            self._links.begin(owner, work.run)
+            return
+        with self._changed:
             self._turns.put(owner, work, is_awaited=is_awaited)
             self._changed.notify_all()
         self._worker.submit(self._do_next)
 
     def _do_next(self) -> None:
         with self._changed:
-            if self._taken_ahead:
-                self._taken_ahead -= 1
-                return
             while (work := self._next()) is None:
                 self._changed.wait(None if self._is_arming else max(self._turns.wait, 0.001))
-            further = [] if work.is_alone else self._turns.take_more(_TOGETHER - 1, lambda other: not other.is_alone)
-            self._taken_ahead += len(further)
-        together = [work, *further]
-        wait([self._closers.submit(each.run) for each in together if each.is_link])
-        # what waits for links that were taken before
-        for each in together:
-            if not each.is_link:
-                each.run()
+            self._removing = work.owner
+        work.run()
         with self._changed:
+            self._removing = None
             waiting = [other for other in self._turns.awaited() if other.is_patched]
         # unpatch their processes long before their turns come
         for other in waiting:
@@ -187,15 +194,25 @@ class EventReaper:
 
     def quiesced(self, owner: str = "") -> Future[None]:
         """Return a future that is done when the events begun so far for this owner with is_awaited are gone."""
-        done: Future[None] = Future()
-        self._put(owner, Work(partial(_settle, done)), is_awaited=True)
-        return done
+        gone = unfinished()
+        self._once_let(owner, partial(self._settle, owner, gone))
+        return gone
+
+    def _settle(self, owner: str, gone: Future[None]) -> None:
+        waited = self._links.pending(owner)
+        with self._changed:
+            has_events = bool(self._turns.count(owner)) or self._removing == owner
+        if has_events:
+            turn: Future[None] = Future()
+            waited.append(turn)
+            self._put(owner, Work(owner, partial(turn.set_result, None)), is_awaited=True)
+        all_done(waited).add_done_callback(lambda _: gone.set_result(None))
 
     def finish(self) -> None:
         """Wait until all events are gone, except those that the kernel still refuses to remove."""
         with self.arming(""):
             for owner in list(self._held):
-                self._put_held(owner)
+                self._let(owner)
             with self._changed:
                 self._is_finishing = True
                 waiting = self._turns.items()
@@ -203,7 +220,7 @@ class EventReaper:
             for work in waiting:
                 work.unpatch()
         self._worker.shutdown()
-        self._closers.shutdown()
+        self._links.finish()
         refused, self._refused = self._refused, []
         for owner, event in refused:
             self._remove_again(owner, event)
@@ -211,20 +228,24 @@ class EventReaper:
 
 
 class Work:
-    """A job of the worker. event: to be removed by it.
+    """What is to be done for an owner. event: is removed by it.
 
-    is_alone: it holds event_mutex. is_link: it removes an event that does not. is_patched: the event is still to be
-    unpatched before its turn, which is no different from removing a link.
+    is_link: it removes an event that holds no event_mutex. is_patched: the event is still to be unpatched before its
+    turn.
     """
 
     def __init__(
-        self, run: Callable[[], None], event: Event | None = None, before: Callable[[], None] = lambda: None
+        self,
+        owner: str,
+        run: Callable[[], None],
+        event: Event | None = None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         """before: called before the event is unpatched."""
+        self.owner = owner
         self.run = run
-        self.is_alone = event is not None and event.holds_event_mutex
         self.is_link = event is not None and not event.holds_event_mutex
-        self.is_patched = self.is_alone
+        self.is_patched = event is not None and not self.is_link
         self._event = event
         self._before = before
 
@@ -238,8 +259,3 @@ class Work:
                 self._event.unpatch()
             except OSError:
                 _log.exception("cannot close a probe's perf event")
-
-
-def _settle(done: Future[None]) -> None:
-    if done.set_running_or_notify_cancel():
-        done.set_result(None)

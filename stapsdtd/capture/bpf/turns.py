@@ -52,9 +52,6 @@ class _Queues(Generic[_T]):
             del self._by_owner[owner]
         return owner, item
 
-    def first(self, owner: str) -> _T:
-        return self._by_owner[owner][0]
-
     def count(self, owner: str) -> int:
         return len(self._by_owner.get(owner, ()))
 
@@ -102,16 +99,6 @@ class Turns(Generic[_T]):
             if taken is not None:
                 self._trickled_at = self._clock()
         return None if taken is None else taken[1]
-
-    def take_more(self, most: int, fits: Callable[[_T], bool]) -> list[_T]:
-        """Return what else is to be removed together, of what somebody waits for; its owners take turns, too."""
-        taken: list[_T] = []
-        while len(taken) < most:
-            following = self._awaited.take(lambda owner: fits(self._awaited.first(owner)))
-            if following is None:
-                break
-            taken.append(following[1])
-        return taken
 
     @property
     def wait(self) -> float:
