@@ -27,6 +27,8 @@ def run_on_terminal(
     lines: int = 60,
 ) -> str:
     """Run a shell's command in a folder, and meanwhile a function. Return all that the command wrote."""
+    # these would count more than the terminal's own size
+    environment = {name: value for name, value in environment.items() if name not in {"COLUMNS", "LINES"}}
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     output = bytearray()
