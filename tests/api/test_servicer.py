@@ -459,7 +459,8 @@ class TestContainers:
 
         def listed(**request: Any) -> list[tuple[str, list[int]]]:
             response = server.stub.ListProbes(pb.ListProbesRequest(**request), timeout=PATIENCE_SECONDS)
-            return [(probe.name, list(probe.pids)) for probe in response.probes]
+            # objects come in no particular order
+            return sorted((probe.name, list(probe.pids)) for probe in response.probes)
 
         assert listed(containers=[self.ID]) == [("a", [first])]
         assert listed(containers=["web"]) == []
