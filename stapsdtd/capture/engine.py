@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -69,14 +69,40 @@ class Sink(Protocol):
         """Count what became of more starts, and of more ends without one. fired() counts both, too."""
 
 
+Rows = Mapping[int, Mapping[Key, Row]]
+"""By site_id, which is 0 unless properties of the probe are keys; None stands for them in each Key."""
+
+
+class ManyRows(Protocol):
+    """As many rows as a client likes, which take long to decode.
+
+    hits: in all of them.
+    """
+
+    @property
+    def hits(self) -> int: ...
+
+    def parts(self) -> Iterator[tuple[int, Rows]]:
+        """Decode some rows at a time, in any one thread. With each part comes how many hits it has.
+
+        Until this has ended, or drop() is called, further rows are left in the kernel.
+        """
+
+    def drop(self) -> None:
+        """Give them up."""
+
+
 class RowSink(Protocol):
-    """Receives what the hits of one subscription add up to, on the engine's reader thread; it must not block."""
+    """Receives what the hits of one subscription add up to, on the engine's reader thread; it must not block.
+
+    The rows are of hits that were not taken before. The sink's fired() counts these, too.
+    """
 
     def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
-        """Take rows of hits that were not taken before. The sink's fired() counts these, too.
+        """Take a few rows, of one site_id; see `Rows`."""
 
-        site_id: of the site, if properties of the probe are keys; None stands for them in each Key. 0 otherwise.
-        """
+    def aggregated_many(self, rows: ManyRows) -> None:
+        """Take rows, and decode them now or later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Evaluates on events what no engine tests at hits, in a thread of its own, for clients in turn.
+"""Evaluates on events what no engine tests at hits, and adds up rows, in a thread of its own, for clients in turn.
 
     reader thread ──► Backlog.add        client A   slice, slice, slice ──┐
                       (what has no       client B   slice ────────────────┴──► one thread ──► EventLog, Table
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,8 @@ from typing import Protocol
 
 import numpy as np
 
+from stapsdtd.aggregate.aggregation import Key, Row
+from stapsdtd.capture.engine import ManyRows
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.runtime.futures import finished, unfinished
 from stapsdtd.runtime.shares import LOOK_SECONDS, Shares
@@ -164,14 +166,14 @@ class Evaluating:
 
 
 class Backlog:
-    """A clause's events that are still to be evaluated, in the order in which they came."""
+    """A clause's events and rows that are still to be evaluated, in the order in which they came."""
 
     def __init__(self, thread: Evaluating, client: str, slice_bytes: int) -> None:
         """slice_bytes: how much is evaluated at a time, but at least one event."""
         self.client = client
         self._thread = thread
         self._slice_bytes = slice_bytes
-        self._items: deque[_Slices | Future[None]] = deque()
+        self._items: deque[_Slices | Parts | Future[None]] = deque()
 
     def add(self, batch: EventBatch, evaluation: Evaluation) -> int:
         """Take events, of each process as many as there is room for. Return how many had none. Called by one thread."""
@@ -183,16 +185,20 @@ class Backlog:
         self._put(_Slices(kept, evaluation, self._slice_bytes))
         return len(batch) - len(kept)
 
+    def add_rows(self, parts: Parts) -> None:
+        """Take rows, which keep what room they had in the kernel until they are added up."""
+        self._put(parts)
+
     def settled(self) -> Future[None]:
-        """Return a future that is done, in any thread, when all events so far were evaluated."""
+        """Return a future that is done, in any thread, when all events and rows so far were evaluated."""
         if self.is_empty:
             return finished()
         done = unfinished()
         self._put(done)
         return done
 
-    def _put(self, item: _Slices | Future[None]) -> None:
-        nbytes = item.nbytes if isinstance(item, _Slices) else 0
+    def _put(self, item: _Slices | Parts | Future[None]) -> None:
+        nbytes = 0 if isinstance(item, Future) else item.nbytes
         self._thread.put(self, partial(self._items.append, item), nbytes)
 
     @property
@@ -202,7 +208,7 @@ class Backlog:
     def take_turn(self) -> int:
         """Evaluate a slice. Return how many bytes need no room any more. Called by the thread."""
         item, freed = self._items[0], 0
-        if isinstance(item, _Slices):
+        if not isinstance(item, Future):
             if not item.take_turn():
                 return 0
             self._items.popleft()
@@ -232,6 +238,44 @@ class _Slices:
             return False
         if self._left:
             self._evaluation.keep(self._left)
+        return True
+
+
+class _RowSink(Protocol):
+    """See `EventSink`."""
+
+    def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None: ...
+
+    def write_off(self, count: int) -> None: ...
+
+
+class Parts:
+    """Rows that are decoded and added up in parts. nbytes: of a client's events."""
+
+    nbytes = 0
+
+    def __init__(self, rows: ManyRows, sink: _RowSink) -> None:
+        self._rows = rows
+        self._left = rows.hits
+        self._parts = rows.parts()
+        self._sink = sink
+
+    def take_turn(self) -> bool:
+        """Add up the next part, and return whether there is no other one."""
+        try:
+            hits, part = next(self._parts)
+            for site_id, rows in part.items():
+                self._sink.aggregated(site_id, rows)
+        except StopIteration:
+            return True
+        except Exception:  # noqa: BLE001 - other rows are to be added up nevertheless
+            self._rows.drop()
+            self._sink.write_off(self._left)
+            return True
+        self._left -= hits
+        if self._left:
+            return False
+        self._rows.drop()
         return True
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stapsdtd.aggregate.aggregation import Key, Row
-from stapsdtd.capture.engine import LossStage
+from stapsdtd.capture.engine import LossStage, ManyRows
 from stapsdtd.events.batch import EventBatch, join
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
-from stapsdtd.sessions.evaluating import Backlog
+from stapsdtd.sessions.evaluating import Backlog, Parts
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.fields import FieldComputer
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
@@ -151,7 +151,7 @@ class EventSink:
                     self.lost(LossStage.FILTER, left_out)
                 return
         except Exception:  # noqa: BLE001 - what is not in the log by now never will be
-            self._write_off(rest)
+            self.write_off(rest)
             return
         if rest and (kept := self.evaluate(batch)) is not None:
             self.keep([kept])
@@ -180,7 +180,7 @@ class EventSink:
                 return None
             return batch if self._computer is None else self._computer.computed(batch)
         except Exception:  # noqa: BLE001 - other events are to be evaluated nevertheless
-            self._write_off(rest)
+            self.write_off(rest)
             return None
 
     def keep(self, batches: Sequence[EventBatch]) -> None:
@@ -198,10 +198,10 @@ class EventSink:
                 rest = 0
                 self._admission.admitted(batch, self._log.end_bytes)
         except Exception:  # noqa: BLE001 - what is not in the log by now never will be
-            self._write_off(rest)
+            self.write_off(rest)
 
-    def _write_off(self, count: int) -> None:
-        """Call this where an error is handled."""
+    def write_off(self, count: int) -> None:
+        """Count hits as lost by an error, which is being handled."""
         _log.exception("%s: events could not be kept", self._name, extra=fields(client=self._client.name))
         self.lost(LossStage.DECODE, count)
 
@@ -254,6 +254,15 @@ class EventSink:
         self._hit(lambda: [site_id])
         if self._aggregator is not None and (left_out := self._aggregator.add_rows(site_id, rows)):
             self.lost(LossStage.TABLE_FULL, left_out)
+
+    def aggregated_many(self, rows: ManyRows) -> None:
+        """Implements `capture.engine.RowSink`."""
+        parts = Parts(rows, self)
+        if self._backlog is not None:
+            self._backlog.add_rows(parts)
+            return
+        while not parts.take_turn():
+            pass
 
     def fired(self, count: int) -> None:
         self._fired += count

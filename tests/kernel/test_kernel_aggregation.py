@@ -19,7 +19,7 @@ from stapsdtd.aggregate.grouping import group
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.paging import Paging
-from stapsdtd.capture.engine import LossStage, Target, TargetSite
+from stapsdtd.capture.engine import LossStage, ManyRows, Target, TargetSite
 from stapsdtd.capture.names import Owner
 from stapsdtd.elf import parse_object
 from stapsdtd.events.batch import EventBatch
@@ -64,6 +64,11 @@ class AddingSink:
             if known is not row:
                 known.add(row)
 
+    def aggregated_many(self, rows: ManyRows) -> None:
+        for _, part in rows.parts():
+            for site_id, of_site in part.items():
+                self.aggregated(site_id, of_site)
+
     def fired(self, count: int) -> None:
         self.fired_count += count
 
@@ -100,7 +105,8 @@ class Adding:
         return sink
 
     def collect(self) -> None:
-        self._engine.collect(1).result(PATIENCE_SECONDS)
+        for subscription_key in range(1, self._opened + 1):
+            self._engine.collect(subscription_key).result(PATIENCE_SECONDS)
 
     def close(self, *subscription_keys: int) -> None:
         keys = subscription_keys or tuple(range(1, self._opened + 1))

@@ -15,7 +15,7 @@ from stapsdtd.aggregate.buckets import POWERS_OF_TWO
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.paging import Paging
-from stapsdtd.capture.engine import LossStage, Target, TargetSite
+from stapsdtd.capture.engine import LossStage, ManyRows, Target, TargetSite
 from stapsdtd.capture.names import Owner
 from stapsdtd.elf import parse_object
 from stapsdtd.events.batch import EventBatch
@@ -58,6 +58,11 @@ class SpanSink:
             known = self.rows.setdefault(key, row)
             if known is not row:
                 known.add(row)
+
+    def aggregated_many(self, rows: ManyRows) -> None:
+        for _, part in rows.parts():
+            for site_id, of_site in part.items():
+                self.aggregated(site_id, of_site)
 
     def fired(self, count: int) -> None:
         self.fired_count += count
@@ -106,7 +111,8 @@ class Pairing:
         return sink
 
     def collect(self) -> None:
-        self._engine.collect(1).result(PATIENCE_SECONDS)
+        for subscription_key in range(1, self._opened + 1):
+            self._engine.collect(subscription_key).result(PATIENCE_SECONDS)
 
     def close(self) -> None:
         for each in [self._engine.close(key) for key in range(1, self._opened + 1)]:

@@ -14,7 +14,7 @@ from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, Edges, LogL
 from stapsdtd.aggregate.grouping import group
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
-from stapsdtd.capture.engine import LossStage, Target, TargetSite
+from stapsdtd.capture.engine import LossStage, ManyRows, Target, TargetSite
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
 from stapsdtd.query.actions import Aggregate, Emit
@@ -56,6 +56,11 @@ class AddingSink(RecordingSink):
             if known is not row:
                 known.add(row)
 
+    def aggregated_many(self, rows: ManyRows) -> None:
+        for _, part in rows.parts():
+            for site_id, of_site in part.items():
+                self.aggregated(site_id, of_site)
+
     @property
     def counted(self) -> int:
         return sum(row.count for row in self.added.values())
@@ -68,9 +73,10 @@ def adding(
     aggregation: Aggregation,
     *where_: str,
     owner: str = "me",
+    sink: AddingSink | None = None,
 ) -> AddingSink:
     """Add up the hits of A."""
-    sink = AddingSink()
+    sink = sink or AddingSink()
     engine.open(subscription_key, sink, 64, owner, sink)
     predicate = where(*where_) if where_ else None
     wanted = (TargetSite(A, SITE_ID, Aggregate(aggregation), predicate=predicate),)
@@ -520,6 +526,74 @@ def test_sink_that_fails_loses_its_own_rows_and_is_told(kernel: FakeKernel, engi
     collected(engine)
     assert sink.losses == {LossStage.DECODE: 2}
     assert other.added == {(0, (1,)): Row(2)}
+
+
+class SlowSink(AddingSink):
+    """Adds up rows when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[ManyRows] = []
+
+    def aggregated_many(self, rows: ManyRows) -> None:
+        self.waiting.append(rows)
+
+    def go_on(self) -> None:
+        for rows in self.waiting:
+            super().aggregated_many(rows)
+        self.waiting.clear()
+
+
+def test_rows_of_a_sink_that_is_behind_stay_in_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
+    slow = SlowSink()
+    few = Aggregation((COUNT,), (Capture(0),), max_keys=100)
+    adding(engine, kernel, 1, few, sink=slow)
+    other = adding(engine, kernel, 2, few)
+    hit(kernel, *range(60))
+    wait_for(lambda: slow.waiting and other.counted == 60, "both to be drained, being half full")
+    hit(kernel, *range(60))
+    wait_for(lambda: other.counted == 120, "the other one's to be drained again")
+    assert len(slow.waiting) == 1
+    # who asks for all hits so far gets them
+    collected(engine)
+    assert sum(rows.hits for rows in slow.waiting) == 120
+    slow.go_on()
+    assert slow.counted == 120
+    hit(kernel, *range(60))
+    wait_for(lambda: slow.waiting, "it to be drained unasked again")
+    slow.go_on()
+    closed(engine, 1)
+    slow.go_on()
+    closed(engine, 2)
+    assert (slow.counted, other.counted) == (180, 180)
+    assert slow.losses == {}
+
+
+def test_rows_that_a_sink_refuses_are_lost_and_it_is_drained_further(kernel: FakeKernel, engine: BpfEngine) -> None:
+    class Refusing(AddingSink):
+        def aggregated_many(self, rows: ManyRows) -> None:
+            if not self.losses:
+                raise ValueError("as told")
+            super().aggregated_many(rows)
+
+    sink = Refusing()
+    adding(engine, kernel, 1, Aggregation((COUNT,), (Capture(0),), max_keys=100), sink=sink)
+    hit(kernel, *range(60))
+    wait_for(lambda: sink.losses == {LossStage.DECODE: 60}, "the rows to be refused")
+    hit(kernel, *range(70))
+    wait_for(lambda: sink.counted == 70, "the next ones to come")
+
+
+def test_many_rows_come_in_parts(kernel: FakeKernel, engine: BpfEngine) -> None:
+    slow = SlowSink()
+    adding(engine, kernel, 1, Aggregation((COUNT,), (Capture(0),), max_keys=4000), sink=slow)
+    hit(kernel, *range(1500), 7)
+    collected(engine)
+    (rows,) = slow.waiting
+    assert rows.hits == 1501
+    parts = list(rows.parts())
+    assert sorted(len(part[0]) for _, part in parts) == [1500 - 2 * 512, 512, 512]
+    assert sum(hits for hits, _ in parts) == 1501
 
 
 def test_many_collect_at_once(kernel: FakeKernel, engine: BpfEngine) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
+from stapsdtd.aggregate.aggregation import Key, Row
 from stapsdtd.catalog.selectors import parse as parse_selector
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Capture
 from stapsdtd.query.evaluate import steps
 from stapsdtd.query.parse import parse
 from stapsdtd.runtime.shares import Shares
-from stapsdtd.sessions.evaluating import MOST_WAITING_BYTES, Evaluating
+from stapsdtd.sessions.evaluating import MOST_WAITING_BYTES, Evaluating, Parts
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
@@ -57,6 +58,37 @@ class Evaluated:
 
     def add(self, events: EventBatch) -> int:
         return self._backlog.add(events, self._evaluation)
+
+
+class Rows:
+    """Rows of three parts. fails_at: the part that cannot be decoded. is_dropped: nobody needs them any more."""
+
+    hits = 60
+
+    def __init__(self, log: list[str], name: str, fails_at: int | None = None) -> None:
+        self.log = log
+        self.name = name
+        self.fails_at = fails_at
+        self.added: list[Mapping[Key, Row]] = []
+        self.lost = 0
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        self.is_dropped = True
+
+    def parts(self) -> Iterator[tuple[int, Mapping[int, Mapping[Key, Row]]]]:
+        for number in range(3):
+            if number == self.fails_at:
+                raise ValueError("as told")
+            yield 20, {number: {(number,): Row(20)}}
+
+    def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
+        assert [(site_id,)] == list(rows)
+        self.log.append(self.name)
+        self.added.append(rows)
+
+    def write_off(self, count: int) -> None:
+        self.lost += count
 
 
 class Held:
@@ -304,3 +336,32 @@ def test_all_that_waits_is_evaluated_before_the_thread_ends() -> None:
     thread.stop()
     assert log == ["one"] * 4
     assert asked.done()
+
+
+def test_rows_are_added_up_part_by_part_between_others_turns(thread: Evaluating) -> None:
+    log: list[str] = []
+    held = Held(thread)
+    many = [Rows(log, name) for name in ("anne", "bert")]
+    backlogs = [thread.backlog(rows.name, 1) for rows in many]
+    for backlog, rows in zip(backlogs, many, strict=True):
+        backlog.add_rows(Parts(rows, rows))
+    settled = [backlog.settled() for backlog in backlogs]
+    assert not any(each.done() for each in settled)
+    held.release()
+    for each in settled:
+        each.result(PATIENCE_SECONDS)
+    assert log == ["anne", "bert"] * 3
+    assert [len(rows.added) for rows in many] == [3, 3]
+
+
+def test_rows_that_cannot_be_decoded_are_lost_and_others_are_not(thread: Evaluating) -> None:
+    log: list[str] = []
+    backlog = thread.backlog("anne", 1)
+    broken, sound = Rows(log, "broken", fails_at=1), Rows(log, "sound")
+    for rows in (broken, sound):
+        backlog.add_rows(Parts(rows, rows))
+    backlog.settled().result(PATIENCE_SECONDS)
+    assert (len(broken.added), broken.lost) == (1, 40)
+    assert (len(sound.added), sound.lost) == (3, 0)
+    assert broken.is_dropped
+    assert sound.is_dropped

@@ -99,7 +99,6 @@ _SHARED = {
     "a defect of the daemon, whose traceback is written once": [
         ("api/errors.py", "a request failed"),
         ("capture/bpf/counters.py", "%d events of a site were counted by the kernel and never read"),
-        ("capture/bpf/draining.py", "%d rows of a table could not be decoded"),
         ("capture/bpf/draining.py", "the rows of a table could not be read, which is tried again"),
         ("capture/bpf/paging.py", "pid %d: cannot bring in memory at %#x"),
         ("capture/bpf/reader.py", "%d events could not be delivered"),

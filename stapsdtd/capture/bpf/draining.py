@@ -3,7 +3,9 @@
     flip the epoch ──► wait for hits that use the old bank ──► take its rows ──► the reader thread ──► sinks
                        (one grace period for all tables)
 
-A table is drained each second, sooner when it is half full, and whenever somebody asks for what there is.
+A table is drained each second, sooner when it is half full, and whenever somebody asks for what there is. Nobody
+decodes rows here: there are as many as a client likes. Those of a client whose sink has not added up the last ones yet
+stay in the kernel, where its hits find less room.
 """
 
 from __future__ import annotations
@@ -17,16 +19,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.endings import Ends
 from stapsdtd.capture.bpf.hit_tables import HitTable, HitTables
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.recipes import Recipe
-from stapsdtd.capture.bpf.row_decoder import RowDecoder, Rows
+from stapsdtd.capture.bpf.row_decoder import RowDecoder, TakenRows
 from stapsdtd.capture.bpf.span_watch import SpanWatch
-from stapsdtd.capture.engine import LossStage, TargetSite
-from stapsdtd.kernel.bpf_rows import Octets
+from stapsdtd.capture.engine import TargetSite
 from stapsdtd.kernel.cgroup_ids import CgroupIds
 from stapsdtd.query.actions import Aggregate, EndSpan
 from stapsdtd.runtime.futures import pass_on, unfinished
@@ -65,10 +65,9 @@ class Drainer:
         self._settle = settle
         self._cgroup_ids = CgroupIds()
         self._decoder = RowDecoder(CgroupNames(self._cgroup_ids.path_of))
-        self._decoding = threading.Lock()
         self._drained_at = time.monotonic()
         self._requests: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._collecting: list[Future[None]] = []
+        self._collecting: list[tuple[Channel | None, Future[None]]] = []
         self._thread = threading.Thread(target=self._run, name="stapsdtd-draining", daemon=True)
         self._thread.start()
 
@@ -94,10 +93,10 @@ class Drainer:
         """Look at tables from now on: there is a new one."""
         self._requests.put(lambda: None)
 
-    def collect(self) -> Future[None]:
-        """Return a future that is done when the sinks have all hits so far. For any thread."""
+    def collect(self, channel: Channel | None) -> Future[None]:
+        """Return a future that is done when a channel's sink has all hits so far. For any thread."""
         done = unfinished()
-        self._requests.put(lambda: self._collecting.append(done))
+        self._requests.put(lambda: self._collecting.append((channel, done)))
         return done
 
     def drain_last(self, channels: Collection[Channel]) -> None:
@@ -136,21 +135,30 @@ class Drainer:
         return True
 
     def _is_due(self) -> bool:
-        levels = [self._tables.fill_level(table, self._kernel.parity) for table in self._tables.all()]
+        parity = self._kernel.parity
+        levels = [self._tables.fill_level(table, parity) for table in self._tables.all() if not table.is_behind]
         if not any(levels):
             return False
         return max(levels) > _HALF or time.monotonic() - self._drained_at > _DRAIN_SECONDS
 
     def _drain_all(self) -> None:
         self._drained_at = time.monotonic()
+        collecting, self._collecting = self._collecting, []
+        channels = {channel for channel, _ in collecting}
+        asked = [table for table in self._tables.all() if table.channel in channels]
+        others = [table for table in self._tables.all() if table.channel not in channels and not table.is_behind]
+        for table in (*asked, *others):
+            # what was left there while its sink was behind
+            self._drain(table, (1 - self._kernel.parity,))
         parity = self._kernel.flip()
         self._wait()
-        for table in self._tables.all():
+        for table in asked:
             self._drain(table, (parity,))
-        collecting, self._collecting = self._collecting, []
         if collecting:
             # behind the rows, and the records of hits that only now are over
-            self._settle((), ()).add_done_callback(partial(_tell, collecting))
+            self._settle((), ()).add_done_callback(partial(_tell, [done for _, done in collecting]))
+        for table in others:
+            self._drain(table, (parity,))
 
     def _wait(self) -> None:
         while True:
@@ -171,22 +179,8 @@ class Drainer:
                 _log.exception("the rows of a table could not be read, which is tried again")
                 return
             for keys, rows in taken:
-                self._post(self._delivery(table, keys, rows))
-
-    def _delivery(self, table: HitTable, keys: Octets, rows: Octets) -> Callable[[], None]:
-        """Return what the reader thread has to do with some rows."""
-        try:
-            with self._decoding:
-                decoded = self._decoder.decode(table.aggregation, table.layouts, keys, rows)
-        except Exception:  # noqa: BLE001 - other tables are to be drained nevertheless
-            _log.exception("%d rows of a table could not be decoded", len(rows))
-            return partial(table.channel.lost, LossStage.DECODE, int(rows.view(layout.ROW)["count"].sum()))
-        return partial(_deliver, table.channel, decoded)
-
-
-def _deliver(channel: Channel, rows: Rows) -> None:
-    for site_id, of_site in rows.items():
-        channel.aggregated(site_id, of_site)
+                table.taken = TakenRows(self._decoder, table.aggregation, table.layouts, keys, rows)
+                self._post(partial(table.channel.aggregated_many, table.taken))
 
 
 def _tell(waiting: Sequence[Future[None]], settled: Future[None]) -> None:

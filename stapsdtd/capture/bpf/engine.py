@@ -193,8 +193,10 @@ class BpfEngine:
         self._drainer.drain_last(closing)
         return self._reader.end(plans, closing)
 
-    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002 - one wait does for all
-        return self._drainer.collect()
+    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+        subscription = self._subscriptions.get(subscription_key)
+        # it may have been closed meanwhile
+        return self._drainer.collect(subscription.channel if subscription else None)
 
     def ask(self) -> Future[None]:
         return self._reader.ask()

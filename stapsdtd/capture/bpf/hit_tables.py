@@ -21,6 +21,7 @@ from stapsdtd.capture.bpf.key_layout import KeyLayout
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.recipes import key_class
+from stapsdtd.capture.bpf.row_decoder import TakenRows
 from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.kernel.bpf_rows import Octets, RowMap
 
@@ -52,7 +53,7 @@ class Kernel(Protocol):
 @dataclass(slots=True, eq=False)
 class HitTable:
     """banks: by parity. users: how many plans name it. is_unused: it may be removed. lock: held from taking rows until
-    they are posted.
+    they are posted. taken: the rows that were taken last.
     """
 
     number: int
@@ -65,6 +66,7 @@ class HitTable:
     is_closed: bool = False
     is_unused: bool = False
     is_removed: bool = False
+    taken: TakenRows | None = None
     layouts: dict[int, KeyLayout] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     _variants: dict[KeyLayout, int] = field(default_factory=dict)
@@ -79,6 +81,11 @@ class HitTable:
     def bank(self, parity: int) -> int:
         """Return the number of a bank among those of all tables."""
         return 2 * self.number + parity
+
+    @property
+    def is_behind(self) -> bool:
+        """Rows that were taken have not been added up yet."""
+        return self.taken is not None and self.taken.is_waiting
 
     @property
     def byte_count(self) -> int:

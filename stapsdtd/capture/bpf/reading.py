@@ -13,7 +13,7 @@ from stapsdtd.aggregate.aggregation import Key, Row
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.sources import Layout
 from stapsdtd.capture.bpf.tables import PlanEntry
-from stapsdtd.capture.engine import LossStage, RowSink, Sink, SubscriptionKey
+from stapsdtd.capture.engine import LossStage, ManyRows, RowSink, Sink, SubscriptionKey
 from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.spans.span import SpanCounts
 
@@ -56,6 +56,18 @@ class Channel:
         except Exception:  # noqa: BLE001 - as above
             _log.exception("rows could not be delivered")
             self.lost(LossStage.DECODE, sum(row.count for row in rows.values()))
+
+    def aggregated_many(self, rows: ManyRows) -> None:
+        if not self.is_open or self.rows is None:
+            rows.drop()
+            return
+        hits = rows.hits
+        try:
+            self.rows.aggregated_many(rows)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("rows could not be delivered")
+            rows.drop()
+            self.lost(LossStage.DECODE, hits)
 
     def fired(self, count: int) -> None:
         self._report(self.sink.fired, count)

@@ -8,7 +8,7 @@ What differs in the bucket alone is one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,59 @@ from stapsdtd.aggregate.aggregation import Aggregation, Function, Key, KeyValue,
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.key_layout import BytesPart, CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
+from stapsdtd.capture.engine import Rows
 from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_rows import Octets
 
 _WORD = 1 << 64
 _SIGN = 1 << 63
 
-Rows = dict[int, dict[Key, Row]]
-"""By site_id, which is 0 unless the site is part of the key."""
+_NO_ROWS: Octets = np.empty((0, layout.ROW.itemsize), np.uint8)
+_ROWS_OF_PART = 512
+"""Some 2 ms, with what the daemon does with them."""
 
 _Numbers = tuple[int, int, int, int, int]
 """layout.ROW."""
+
+
+class TakenRows:
+    """Implements `capture.engine.ManyRows`. is_waiting: they are still to be decoded."""
+
+    def __init__(
+        self,
+        decoder: RowDecoder,
+        aggregation: Aggregation,
+        layouts: Mapping[int, KeyLayout],
+        keys: Octets,
+        rows: Octets,
+    ) -> None:
+        """layouts: by variant."""
+        self._decoder = decoder
+        self._aggregation = aggregation
+        self._layouts = layouts
+        self._keys = keys
+        self._rows = rows
+        self.is_waiting = True
+
+    @property
+    def hits(self) -> int:
+        return _hits(self._rows)
+
+    def parts(self) -> Iterator[tuple[int, Rows]]:
+        try:
+            for first in range(0, len(self._keys), _ROWS_OF_PART):
+                keys, rows = (each[first : first + _ROWS_OF_PART] for each in (self._keys, self._rows))
+                yield _hits(rows), self._decoder.decode(self._aggregation, self._layouts, keys, rows)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        self.is_waiting = False
+        self._keys = self._rows = _NO_ROWS
+
+
+def _hits(rows: Octets) -> int:
+    return int(rows.view(layout.ROW)["count"].sum())
 
 
 class RowDecoder:
@@ -38,7 +80,7 @@ class RowDecoder:
 
     def decode(self, aggregation: Aggregation, layouts: Mapping[int, KeyLayout], keys: Octets, rows: Octets) -> Rows:
         """layouts: by variant."""
-        decoded: Rows = {}
+        decoded: dict[int, dict[Key, Row]] = {}
         words = keys.view(np.uint64)
         variants = (words[:, 0] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         numbers = rows.view(layout.ROW)[:, 0] if len(rows) else np.empty(0, layout.ROW)
