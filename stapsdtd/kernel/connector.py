@@ -9,6 +9,7 @@ send fails if there is no process connector, as outside the initial network name
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 import struct
@@ -30,6 +31,12 @@ _NLMSG_DONE = 3
 _REQUEST = struct.Struct("=IHHIIIIIIHHI")
 QUEUE_BYTES = 8 << 20
 _SO_RCVBUFFORCE = 33
+_SO_ATTACH_FILTER = 26
+
+MOST_AT_ONCE = 500
+"""Events that one read() yields: whoever reads has others to serve, and any process may fork without end."""
+_LD_W_ABS, _JEQ_K, _RET_K = 0x20, 0x15, 0x06
+_INSTRUCTION = struct.Struct("=HBBI")
 
 
 class Forked(NamedTuple):
@@ -76,6 +83,7 @@ class ProcessConnector:
             ) from error
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
+        _drop_others(self._socket)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, QUEUE_BYTES)
         except PermissionError:  # without CAP_NET_ADMIN the host's default bounds the queue
@@ -85,8 +93,8 @@ class ProcessConnector:
         return self._socket.fileno()
 
     def read(self) -> Iterator[ProcessEvent]:
-        """Yield pending events without waiting."""
-        while True:
+        """Yield pending events without waiting, MOST_AT_ONCE at most."""
+        for _ in range(MOST_AT_ONCE):
             try:
                 message = self._socket.recv(_MAX_MESSAGE_BYTES)
             except BlockingIOError:
@@ -110,6 +118,26 @@ class ProcessConnector:
         self._socket.close()
         self._worker.submit(self._netlink.close).result()
         self._worker.shutdown()
+
+
+def _drop_others(connector: socket.socket) -> None:
+    """Have the kernel drop events of other kinds: any process may rename itself 100,000 times a second.
+
+    A classic BPF program (Documentation/networking/filter.rst) loads numbers in network order.
+    """
+    kinds = [socket.htonl(kind) for kind in (_FORK, _EXEC, _EXIT)]
+    program = [
+        (_LD_W_ABS, 0, 0, _EVENT_AT),
+        *((_JEQ_K, len(kinds) - number, 0, kind) for number, kind in enumerate(kinds)),
+        (_RET_K, 0, 0, 0),
+        (_RET_K, 0, 0, 0xFFFF_FFFF),
+    ]
+    instructions = b"".join(_INSTRUCTION.pack(*each) for each in program)
+    buffer = ctypes.create_string_buffer(instructions)
+    # struct sock_fprog
+    connector.setsockopt(
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(program), ctypes.addressof(buffer))
+    )
 
 
 def _listen() -> tuple[Any, int]:

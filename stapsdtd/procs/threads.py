@@ -15,6 +15,8 @@ from stapsdtd.kernel import procfs
 I32 = npt.NDArray[np.int32]
 
 _KEPT_NS = 10_000_000_000
+_MOST_KEPT = 100_000
+"""Threads that ended: some 10 MiB."""
 
 
 class Threads:
@@ -34,6 +36,7 @@ class Threads:
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._process: dict[int, int] = {}
+        self._past: dict[int, tuple[int, int]] = {}
         self._ended: deque[tuple[int, int]] = deque()
         self._catch_up: Callable[[], None] = lambda: None
         self._remembers = False
@@ -50,10 +53,12 @@ class Threads:
             self._catch_up = lambda: None
             self._remembers = False
             self._process.clear()
+            self._past.clear()
             self._ended.clear()
 
     def forked(self, tid: int, pid: int) -> None:
         with self._lock:
+            self._past.pop(tid, None)
             if tid != pid:
                 self._process[tid] = pid
             else:
@@ -62,17 +67,19 @@ class Threads:
     def exited(self, tid: int, pid: int) -> None:
         now = self._clock_ns()
         with self._lock:
-            if tid != pid:
-                self._process[tid] = pid
-            self._ended.append((now, tid))
-            while self._ended and now - self._ended[0][0] > _KEPT_NS:
-                self._process.pop(self._ended.popleft()[1], None)
+            known = self._process.pop(tid, None)
+            if tid != pid or known is not None:
+                self._past[tid] = pid, now
+                self._ended.append((now, tid))
+            while self._ended and (now - self._ended[0][0] > _KEPT_NS or len(self._ended) > _MOST_KEPT):
+                ended_ns, other = self._ended.popleft()
+                if other in self._past and self._past[other][1] == ended_ns:
+                    del self._past[other]
 
     def missed(self) -> None:
         """Forget living threads, since forks and exits went unnoticed; they are looked up again."""
         with self._lock:
-            ended = {tid for _, tid in self._ended}
-            self._process = {tid: pid for tid, pid in self._process.items() if tid in ended}
+            self._process.clear()
 
     def pids_of(self, tids: I32) -> I32:
         """Return each thread's process, or the tid itself if that is not known any more."""
@@ -81,14 +88,21 @@ class Threads:
         return pids[positions]
 
     def _pid_of(self, tid: int) -> int:
-        pid = self._process.get(tid)
+        pid = self._known(tid)
         if pid is not None:
             return pid
         pid = self._tgid(tid)
         if pid is None:
             self._catch_up()
-            return self._process.get(tid, tid)
+            known = self._known(tid)
+            return tid if known is None else known
         if self._remembers:
             with self._lock:
                 self._process[tid] = pid
+        return pid
+
+    def _known(self, tid: int) -> int | None:
+        pid = self._process.get(tid)
+        if pid is None and (past := self._past.get(tid)):
+            return past[0]
         return pid
