@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from stapsdtd.api.access import Caller, Gate
 from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.parts import as_bytes
+from stapsdtd.api.unread import UnreadAnswers
 from stapsdtd.errors import MalformedRequestError, UnknownMethodError
 from stapsdtd.v1 import stapsdt_pb2
 
@@ -49,6 +50,7 @@ class Admission(grpc.aio.ServerInterceptor):
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._unread = UnreadAnswers()
 
     async def intercept_service(
         self,
@@ -96,10 +98,14 @@ class Admission(grpc.aio.ServerInterceptor):
         async def answer(requests: _Requests, context: Context) -> Any:
             async with abort_on_error(context):
                 caller = await enter(context)
+                client = caller.peer.client
+                self._unread.check(client)
                 work = _awaited(partial(begun, caller, requests, context))
                 # this frame may outlive the call, see `abort_on_error`
                 del requests
-                return await self._charged(caller, work)
+                response = as_bytes(await self._charged(caller, work))
+                self._unread.hold(client, response, context)
+                return response
 
         async def answers(requests: _Requests, context: Context) -> AsyncIterator[Any]:
             async with abort_on_error(context):
