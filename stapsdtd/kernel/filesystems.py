@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from stapsdtd.kernel import reach
 from stapsdtd.kernel.inodes import MappedInode, ProcessInodes
 from stapsdtd.kernel.locked import LockedCalls
-from stapsdtd.kernel.mounts import Mount, mounts, parse
+from stapsdtd.kernel.mounts import Mount, find, parse
 from stapsdtd.kernel.overlays import OVERLAY, layers_of, shares_user_namespace
 
 LOCAL = frozenset(
@@ -116,7 +116,8 @@ class Filesystems:
         Raises OSError.
         """
         _, mount_id = reach.device_and_mount(descriptor)
-        mount = next((table[mount_id] for table in self._mounts() if mount_id in table), _mount_of(pid, mount_id))
+        mount = next((table[mount_id] for table in self._mounts() if mount_id in table), None)
+        mount = mount or _mount_of(pid, mount_id)
         return "" if mount is None else mount.kind.decode(errors="backslashreplace")
 
     def inodes_of(self, pid: int) -> ProcessInodes:
@@ -210,7 +211,7 @@ class Filesystems:
 def _mount_of(pid: int, mount_id: int) -> Mount | None:
     """Return a mount that a process sees."""
     with suppress(OSError):
-        return next((mount for mount in mounts(f"/proc/{pid}/mountinfo") if mount.id == mount_id), None)
+        return find(f"/proc/{pid}/mountinfo", mount_id)
     return None
 
 

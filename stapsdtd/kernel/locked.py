@@ -1,6 +1,7 @@
 """Make calls that take another process's mmap_lock, which that process can hold indefinitely.
 
-    control thread ──► worker thread ──► /proc/PID/maps, map_files     no result within 0.1 s: the process is retried
+    control thread ──► worker thread ──► /proc/PID/maps, map_files     no result soon: the process is retried, and a
+                       │                                               late result may be kept for that
                        └─ replaced by a new one after each call that times out
 
 /proc/PID/maps (before Linux 6.17) and map_files wait for the lock, and mmap of a FUSE file opened for direct I/O holds
@@ -15,10 +16,10 @@ import os
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.runtime.logs import fields
@@ -27,6 +28,9 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SECONDS = 0.1
+_SECONDS_FOR_USERS = 0.02
+"""For processes that are not root's: a user's memory map may be long."""
+_MAX_KEPT = 32
 _MAX_SECONDS = 2.0
 """Timeout while the call is not blocked in the kernel: on a busy host its thread may not have been scheduled yet."""
 _MAX_LATE_PER_USER = 4
@@ -36,6 +40,8 @@ _MAX_LATE = 32
 
 @dataclass(slots=True, eq=False)
 class _Call(Generic[_T]):
+    pid: int
+    kind: str
     work: Callable[[], _T]
     discard: Callable[[_T], None]
     done: threading.Event = field(default_factory=threading.Event)
@@ -70,22 +76,29 @@ class LockedCalls:
         self._calls: queue.SimpleQueue[_Call[object] | None] | None = None
         self._late: dict[_Call[object], tuple[int, int]] = {}
         self._waiting: set[int] = set()
+        self._kept: OrderedDict[tuple[int, str], object] = OrderedDict()
 
-    def call(self, pid: int, work: Callable[[], _T], discard: Callable[[_T], None] = lambda _: None) -> _T:
+    def call(
+        self, pid: int, work: Callable[[], _T], discard: Callable[[_T], None] = lambda _: None, *, kept_as: str = ""
+    ) -> _T:
         """Run work in a worker and return its result or raise its error; ObjectPendingError if process pid holds its
-        lock. discard: disposes of a result that comes too late.
+        lock, or the work takes long. kept_as: a kind of work whose result is for the next call of this kind if it comes
+        too late; otherwise discard disposes of it.
         """
         user = _user_of(pid)
         with self._lock:
+            if (pid, kept_as) in self._kept:
+                return cast("_T", self._kept.pop((pid, kept_as)))
             if self._late and self._is_refused(pid, user):
                 self._waiting.add(pid)
                 raise ObjectPendingError
-        call = _Call(work, discard)
+        call = _Call(pid, kept_as, work, discard)
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             threading.Thread(target=self._serve, args=(self._calls,), name="stapsdtd-maps", daemon=True).start()
         self._calls.put(call)  # type: ignore[arg-type]
-        if not call.has_result(self._seconds, self._most_seconds):
+        most_seconds = min(self._most_seconds, _SECONDS_FOR_USERS) if user else self._most_seconds
+        if not call.has_result(self._seconds, most_seconds):
             with self._lock:
                 if not call.done.is_set():
                     self._late[call] = pid, user  # type: ignore[index]
@@ -93,7 +106,7 @@ class LockedCalls:
                     # the worker exits after this call
                     self._calls.put(None)
                     self._calls = None
-                    held = "process %d holds the lock of its memory map; retrying later"
+                    held = "process %d holds the lock of its memory map, which may be long; retrying later"
                     _log.info(held, pid, extra=fields(uid=user))
                     raise ObjectPendingError
         error, call.error = call.error, None
@@ -122,7 +135,12 @@ class LockedCalls:
                 if self._late.pop(call, None) is None:
                     continue
                 free, self._waiting = self._waiting, set()
-            if call.error is None:
+                is_kept = bool(call.kind) and call.error is None
+                if is_kept:
+                    self._kept[call.pid, call.kind] = call.result
+                    while len(self._kept) > _MAX_KEPT:
+                        self._kept.popitem(last=False)
+            if call.error is None and not is_kept:
                 call.discard(call.result)
             self.on_free(free)
 

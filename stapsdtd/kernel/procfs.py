@@ -21,6 +21,8 @@ from stapsdtd.model import FileOffset, Mapping, ProcessKey
 
 _PATH_COLUMN = 73
 _READ_BYTES = 65536
+MAX_MAPS_BYTES = 16 << 20
+"""65,530 mappings, the kernel's default limit, with paths of 150 bytes. With paths of 50 KB it could be 3 GB."""
 _DELETED = b" (deleted)"
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -102,11 +104,23 @@ def cgroup_lines(pid: int) -> bytes:
 
 
 def executable_mappings(pid: int) -> list[Mapping]:
-    """Return the executable file mappings, one per line of maps. Anonymous memory and the vdso are left out."""
-    maps = _read(f"/proc/{pid}/maps")
+    """Return the executable file mappings, one per line of maps. Anonymous memory and the vdso are left out.
+
+    Of a process that is not root's, what MAX_MAPS_BYTES of text tell.
+    """
+    most = MAX_MAPS_BYTES if _owner(pid) else None
+    maps = _read(f"/proc/{pid}/maps", most)
     if not maps and (thread := memory_holder(pid)) != pid:
-        return parse_maps(thread, _read(f"/proc/{pid}/task/{thread}/maps"))
+        return parse_maps(thread, _read(f"/proc/{pid}/task/{thread}/maps", most))
     return parse_maps(pid, maps)
+
+
+def _owner(pid: int) -> int:
+    """Return the uid that /proc shows as a process's; root if it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return 0
 
 
 def memory_holder(pid: int) -> int:
@@ -237,13 +251,17 @@ def panics_on_warning() -> bool:
     return _read("/proc/sys/kernel/panic_on_warn").strip() not in {b"", b"0"}
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, most: int | None = None) -> bytes:
+    """most: bytes that are read, up to the last whole line."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            chunks = []
+            chunks, size = [], 0
             while chunk := os.read(descriptor, _READ_BYTES):
                 chunks.append(chunk)
+                size += len(chunk)
+                if most is not None and size > most:
+                    return b"".join(chunks)[:most].rpartition(b"\n")[0]
             return b"".join(chunks)
         finally:
             os.close(descriptor)
