@@ -179,8 +179,7 @@ FileId = tuple[int, int, int]
 """Device, inode number and instance of a file: see `ObjectKey`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectKey:
+class ObjectKey(Struct, frozen=True, gc=False):
     """A version of a file. A file is parsed again only if any of these changes; `procs.file_keys` determines them.
 
     dev, inode: of the inode that uprobes compare, if is_certain; else as reported by fstat for a file of an overlay,
@@ -227,16 +226,14 @@ class Object:
     refused: dict[Site, str] = field(default_factory=dict, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessKey:
+class ProcessKey(Struct, frozen=True, gc=False):
     """Identifies a process even if its pid is reused. start_ticks: clock ticks since boot."""
 
     pid: int
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(Struct, frozen=True, gc=False):
     """An executable line of /proc/PID/maps. dev is encoded as st_dev; path lacks the kernel's decorations."""
 
     start: int

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -67,12 +68,12 @@ class Listing:
         member_pids = await asyncio.to_thread(members.pids) if members else None
         if users is None:
             return member_pids
-        pids = await self._backend.control.run(self._pids)
+        pids = await self._backend.control.run(partial(self._pids, users))
         return await asyncio.to_thread(belonging, pids if member_pids is None else pids & member_pids, users)
 
-    def _pids(self) -> frozenset[int]:
+    def _pids(self, users: frozenset[int]) -> frozenset[int]:
         """Runs in the control thread."""
-        self._backend.refresh(frozenset())
+        self._backend.refresh(users)
         return self._backend.registry.pids()
 
     async def mapped(self, visible: frozenset[int] | None, users: Users, client: str) -> list[MappedObject]:

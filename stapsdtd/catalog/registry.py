@@ -71,15 +71,20 @@ class Registry:
             self._gathered = None
             self._notify(list(gathered.values()))
 
-    def update(self, process: ProcessKey, mapped: Mapping[ObjectKey, tuple[Object, FileMapping]]) -> None:
-        """Set the objects with probes that a live process maps."""
+    def update(
+        self,
+        process: ProcessKey,
+        mapped: Mapping[ObjectKey, tuple[Object, FileMapping]],
+        crowded: frozenset[ObjectKey] = frozenset(),
+    ) -> None:
+        """Set the objects with probes that a live process maps. crowded: those that it maps very many times."""
         entry = self._processes.get(process.pid)
         if entry is not None and entry.key != process:
             self.gone(process.pid)
             entry = None
         if entry is None:
             entry = self._processes[process.pid] = _Process(process, set())
-        before, entry.objects = entry.objects, set(mapped)
+        before, entry.objects, entry.crowded = entry.objects, set(mapped), crowded
         # additions first, because listeners may take long to release an object
         changes = []
         for key, (obj, mapping) in mapped.items():
@@ -176,6 +181,12 @@ class Registry:
         """Return all objects, those that no process maps included."""
         return [entry.object for entry in self._objects.values()]
 
+    def crowding(self, key: ObjectKey) -> int | None:
+        """Return a process that maps an object very many times, if there is one."""
+        entry = self._objects.get(key)
+        processes = ((pid, self._processes.get(pid)) for pid in entry.mappings) if entry else ()
+        return next((pid for pid, process in processes if process and key in process.crowded), None)
+
     def mappings(self, key: ObjectKey) -> dict[int, FileMapping]:
         """Return the mapping of an object, by pid of the process."""
         entry = self._objects.get(key)
@@ -186,7 +197,8 @@ class Registry:
         if among is None:
             return [_mapped(entry, entry.mappings) for entry in self._objects.values() if entry.mappings]
         by_key: defaultdict[ObjectKey, list[int]] = defaultdict(list)
-        for pid in among:
+        # which leaves each object's processes in order
+        for pid in sorted(among):
             if process := self._processes.get(pid):
                 for key in process.objects:
                     by_key[key].append(pid)
@@ -203,15 +215,18 @@ class Registry:
 
     def mapped_metrics(self, among: Collection[int] | None = None) -> RegistryMetrics:
         """Count what some processes map, or all."""
-        mapped = self.mapped(among)
-        processes = len(self._processes) if among is None else len(among)
-        return RegistryMetrics(processes, len(mapped), sum(self._objects[each.object.key].probes for each in mapped))
+        if among is None:
+            mapped = [entry for entry in self._objects.values() if entry.mappings]
+            return RegistryMetrics(len(self._processes), len(mapped), sum(entry.probes for entry in mapped))
+        keys = set[ObjectKey]().union(*(self._processes[pid].objects for pid in among if pid in self._processes))
+        return RegistryMetrics(len(among), len(keys), sum(self._objects[key].probes for key in keys))
 
 
 @dataclass(slots=True)
 class _Process:
     key: ProcessKey
     objects: set[ObjectKey]
+    crowded: frozenset[ObjectKey] = frozenset()
 
 
 @dataclass(slots=True)

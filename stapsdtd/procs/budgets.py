@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from stapsdtd.model import Object, ObjectKey
 
 _ROOT = 0
+NOBODY = -1
+"""In place of the user of a process that is gone."""
 
 _SHARE = 0.25
 """Seconds of the control thread that a user gets each second, ..."""
-_MAX_SECONDS = 1.0
+_MAX_SECONDS = 0.25
 """... and as many at once."""
-_SLICE_SECONDS = 0.05
+_SLICE_SECONDS = 0.02
+"""Enough to read the maps of a process with very many."""
 _USERS = 1000
 
 _MAX_WEIGHT = 1_000_000
@@ -31,6 +34,14 @@ def user_of(pid: int) -> int:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return _ROOT
+
+
+def user_or_nobody(pid: int) -> int:
+    """Return the uid that a process counts for, or NOBODY if it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return NOBODY
 
 
 class CpuBudget:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.model import Object
-from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.kernel_events import KernelEvents
 from stapsdtd.procs.look_queue import LookQueue
 from stapsdtd.procs.objects import ObjectStore
 from stapsdtd.procs.process_maps import Proc, ProcessMaps
 
 _log = logging.getLogger(__name__)
+
+_RESCAN_SECONDS = 1.0
+_RESCAN_SHARE = 0.1
+"""Of time, where processes fork, or map files, faster than the daemon can read of it."""
 
 _Recalled = dict[tuple[int, int, str], Object | None]
 """Files by device, inode and path."""
@@ -37,13 +41,17 @@ class Collector:
         maps: ProcessMaps,
         *,
         proc: Proc,
+        ended: Callable[[int, list[Mapped]], None],
     ) -> None:
+        """ended: called with each process that has ended, and what it had mapped before anybody looked."""
         self._kernel = kernel
         self._queue = queue
         self._registry = registry
         self._store = store
         self._maps = maps
         self._proc = proc
+        self._ended = ended
+        self._rescan_not_before = time.monotonic()
         self.on_main_thread: Callable[[int], None] = lambda _pid: None
         self.has_lost = False
         self.rescans = 0
@@ -57,7 +65,7 @@ class Collector:
         for event in events:
             any_events = True
             self._handle(event, recalled)
-        if self.has_lost:
+        if self.has_lost and time.monotonic() >= self._rescan_not_before:
             _log.info("the kernel dropped records of mappings or processes; reading all of /proc")
             self.rescan()
         return any_events
@@ -65,6 +73,7 @@ class Collector:
     def rescan(self) -> None:
         """Queue every process. Raises OSError."""
         self.rescans += 1
+        begin = time.monotonic()
         live = self._proc.pids()
         self.has_lost = False
         for pid in self._maps.pids() - set(live):
@@ -72,6 +81,8 @@ class Collector:
             self._maps.forget(pid)
         for pid in live:
             self._queue.add(pid)
+        end = time.monotonic()
+        self._rescan_not_before = end + max((end - begin) / _RESCAN_SHARE, _RESCAN_SECONDS)
 
     def _handle(self, event: Mapped | Lost | ProcessEvent, recalled: _Recalled) -> None:
         match event:
@@ -85,7 +96,8 @@ class Collector:
                 self.on_main_thread(pid)
             case Exited(tid, pid):
                 if self._queue.exited(tid, pid):
-                    self._maps.ended(pid, user_of(pid), self._queue.take(pid))
+                    self._maps.forget(pid)
+                    self._ended(pid, self._queue.take(pid))
                 elif tid == pid:
                     self.on_main_thread(pid)
             case Lost() | Overflowed():
@@ -93,6 +105,9 @@ class Collector:
 
     def _on_mapped(self, record: Mapped, recalled: _Recalled) -> None:
         """Queue a process that mapped a file, unless the file is known to have no probes."""
+        if self._queue.is_due(record.pid):
+            self._queue.add(record.pid, record)
+            return
         file = record.dev, record.inode, record.path
         if file not in recalled:
             try:

@@ -43,6 +43,12 @@ class LookQueue:
         """Return the process that is due first, or None if none is."""
         return next(iter(self._due), None)
 
+    def due(self) -> list[int]:
+        return list(self._due)
+
+    def is_due(self, pid: int) -> bool:
+        return pid in self._due
+
     def forked_lately(self) -> list[int]:
         """Return the processes that were forked and are not due yet."""
         return list(self._forked)
@@ -60,13 +66,14 @@ class LookQueue:
         """Have those looked at that are to be looked at later."""
         later, self._later = self._later, {}
         for pid, records in later.items():
-            self.add(pid, *records.values())
+            _merge(self._due, pid, records)
             if pid in self._leaderless:
                 self.add_later(pid)
 
     def defer(self, pid: int) -> None:
         """Have a process that is due looked at later instead."""
-        self.add_later(pid, *self._due.pop(pid, {}).values())
+        _merge(self._later, pid, self._due.pop(pid, {}))
+        self._on_later()
 
     def take(self, pid: int) -> list[Mapped]:
         """Remove a process that is looked at now. Return its mappings that the kernel reported."""
@@ -134,6 +141,14 @@ class LookQueue:
         """Forget what is known of a process's threads, since it has ended."""
         self._threaded.discard(pid)
         self._leaderless.discard(pid)
+
+
+def _merge(waiting: dict[int, _Records], pid: int, records: _Records) -> None:
+    """Add a process. Those of a user who has no time left go back and forth, and may have many records."""
+    if pid in waiting:
+        _gather(waiting[pid], records.values())
+    else:
+        waiting[pid] = records
 
 
 def _gather(known: _Records, records: Iterable[Mapped]) -> None:

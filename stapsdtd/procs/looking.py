@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from collections.abc import Container, Sequence
 
 from stapsdtd.errors import ObjectPendingError
-from stapsdtd.procs.budgets import CpuBudget, user_of
+from stapsdtd.kernel.perf import Mapped
+from stapsdtd.procs.budgets import CpuBudget, user_or_nobody
 from stapsdtd.procs.look_queue import LookQueue
 from stapsdtd.procs.process_maps import ProcessMaps
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
+
+_MOST_ENDED = 1000
+"""Processes that have ended, of which some mapped files that nobody has looked at."""
 
 
 class Looker:
@@ -25,22 +31,51 @@ class Looker:
         self._queue = queue
         self._maps = maps
         self._cpu = CpuBudget()
+        self._ended: deque[tuple[int, Sequence[Mapped]]] = deque(maxlen=_MOST_ENDED)
         self.latency = Latency()
 
     def charge(self, user: int, seconds: float) -> None:
         """Charge a user for time that another thread spent on its processes."""
         self._cpu.charge(user, seconds)
 
+    def ended(self, pid: int, records: Sequence[Mapped]) -> None:
+        """Look at the files of a process that has ended, in a turn to come."""
+        if records:
+            self._ended.append((pid, records))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._ended) or self._queue.first() is not None
+
     def look_until(self, deadline: float | None) -> None:
         """Look at processes until none is due, or the deadline has passed."""
-        while (pid := self._queue.first()) is not None:
-            self.look_at(pid)
+        while True:
+            if self._ended:
+                self._look_at_ended(*self._ended.popleft())
+            elif (pid := self._queue.first()) is not None:
+                self.look_at(pid)
+            else:
+                break
             if deadline is not None and time.monotonic() > deadline:
                 break
 
+    def look_at_those_of(self, users: Container[int]) -> None:
+        """Look at all processes of some users that are due."""
+        for pid in self._queue.due():
+            if user_or_nobody(pid) in users:
+                self.look_at(pid)
+
+    def _look_at_ended(self, pid: int, records: Sequence[Mapped]) -> None:
+        user = user_or_nobody(pid)
+        if self._cpu.left(user) <= 0:
+            _log.debug("pid %d, which has ended, mapped files that are not looked at: too many such processes", pid)
+            return
+        with self._cpu.taken(user):
+            self._maps.register_ended(pid, user, records, self._cpu.slice(user))
+
     def look_at(self, pid: int) -> None:
         """Look at a process, or later if its user has no time left or it cannot be read now."""
-        user = user_of(pid)
+        user = user_or_nobody(pid)
         if self._cpu.left(user) <= 0:
             self._queue.defer(pid)
             return

@@ -9,9 +9,11 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+from msgspec import structs
 
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, ObjectPendingError, ObjectUnreadableError
 from stapsdtd.kernel import procfs
@@ -136,7 +138,7 @@ class ObjectStore:
         if parsed is None:
             user = user_of(pid)
             copy = self._copies.take(pid, user, mapping)
-            seen = replace(seen, size=copy.key.size, mtime_ns=copy.key.mtime_ns)
+            seen = structs.replace(seen, size=copy.key.size, mtime_ns=copy.key.mtime_ns)
             try:
                 parsed = self._parse_file(copy.descriptor, pid, user)
             except ObjectUnreadableError as error:

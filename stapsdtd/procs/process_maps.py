@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,8 +22,11 @@ from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
 
-_ENDED_SECONDS = 0.1
-"""Of the control thread, for what one process of a user's had mapped that has ended before anybody looked."""
+MANY_MAPPINGS = 2000
+"""Of one file, by one process. The kernel takes 60 ms to attach to a probe with a semaphore in so many, 5 s in 30,000,
+and no process on the host can fork meanwhile: for each mapping it looks for the semaphore's (`find_ref_ctr_vma` in
+kernel/events/uprobes.c; measured on Linux 6.18).
+"""
 
 
 class Proc(Protocol):
@@ -91,10 +95,11 @@ class ProcessMaps:
         records: its mappings that the kernel reported. seconds: how long its files may take. Raises OSError, and
         ObjectPendingError if its maps cannot be read now.
         """
-        mappings = self._calls.call(pid, lambda: self._proc.executable_mappings(pid))
+        mappings = self._calls.call(pid, lambda: self._proc.executable_mappings(pid), kept_as="maps")
         stat = self._proc.stat(pid)
         if stat is None or (stat.state in procfs.DEAD and stat.threads <= 1):
-            self.ended(pid, user, records)
+            self.forget(pid)
+            self.register_ended(pid, user, records, seconds)
             return Look(threads=0)
         is_unsettled = not mappings and pid not in self._seen
         is_partial = False
@@ -102,11 +107,16 @@ class ProcessMaps:
             is_partial = self._update(stat.key, user, mappings, time.monotonic() + seconds)
         return Look(stat.threads, is_unsettled, is_partial)
 
-    def ended(self, pid: int, user: int, records: Iterable[Mapped]) -> None:
-        """Forget a process. Register the objects of its records first: it may be the first of many that map them."""
-        self.forget(pid)
+    def register_ended(self, pid: int, user: int, records: Iterable[Mapped], seconds: float) -> None:
+        """Register the objects that a process mapped which has ended: it may be the first of many that map them.
+
+        seconds: how long its files may take.
+        """
+        if self._registry.process(pid) is not None:
+            # another one has its number
+            return
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
-        for mapping, obj in self._resolved(pid, user, records):
+        for mapping, obj in self._resolved(pid, records, time.monotonic() + seconds):
             if self._memory.admit(user, obj):
                 mapped.setdefault(obj.key, (obj, mapping))
         if mapped:
@@ -114,9 +124,8 @@ class ProcessMaps:
             self._registry.update(ProcessKey(pid, 0), mapped)
             self._registry.gone(pid)
 
-    def _resolved(self, pid: int, user: int, records: Iterable[Mapped]) -> Iterator[tuple[Mapping, Object]]:
+    def _resolved(self, pid: int, records: Iterable[Mapped], deadline: float) -> Iterator[tuple[Mapping, Object]]:
         inodes = self._store.inodes_of(pid)
-        deadline = time.monotonic() + (_ENDED_SECONDS if user else float("inf"))
         for record in records:
             if time.monotonic() > deadline:
                 _log.debug("pid %d, which has ended, mapped more files than are looked at", pid)
@@ -174,7 +183,7 @@ class ProcessMaps:
         self._seen[process.pid] = process, now
         if is_excessive:
             self._waiting_for_room.setdefault(user, set()).add(process.pid)
-        self._registry.update(process, mapped)
+        self._registry.update(process, mapped, _crowded(now))
         return is_partial
 
     def _warn_of_excess(self, user: int) -> None:
@@ -198,3 +207,11 @@ class ProcessMaps:
             process, seen = self._seen[pid]
             self._seen[pid] = process, {mapping: obj for mapping, obj in seen.items() if obj is not None}
         self.on_room(pids)
+
+
+def _crowded(mapped: dict[Mapping, Object | None]) -> frozenset[ObjectKey]:
+    """Return the objects that are mapped MANY_MAPPINGS times or more."""
+    if len(mapped) < MANY_MAPPINGS:
+        return frozenset()
+    counts = Counter(obj.key for obj in mapped.values() if obj is not None)
+    return frozenset(key for key, count in counts.items() if count >= MANY_MAPPINGS)

@@ -45,12 +45,14 @@ _MOMENT_SECONDS = 0.25
 @dataclass(frozen=True, slots=True)
 class Pace:
     """pause: between turns on a busy host. turn: how long one may take, except for its last look. later: until a
-    process is looked at again. rescan: between scans of /proc if the kernel reports nothing.
+    process is looked at again. refresh: for what a client that may see everything waits for, beside root's processes.
+    rescan: between scans of /proc if the kernel reports nothing.
     """
 
     pause_seconds: float = 0.002
     turn_seconds: float = 0.005
     later_seconds: float = 0.1
+    refresh_seconds: float = 0.05
     rescan_seconds: float = 1.0
 
 
@@ -102,9 +104,9 @@ class Watcher:
         self._rescan_timer = Timer(pace.rescan_seconds, self._on_rescan)
         self._later_timer = Timer(pace.later_seconds, self._on_later)
         self._queue = LookQueue(proc.stat, self._later_timer.set)
-        self._collector = Collector(kernel, self._queue, registry, store, maps, proc=proc)
-        maps.on_room = self._look_later
         self._looker = Looker(self._queue, maps)
+        self._collector = Collector(kernel, self._queue, registry, store, maps, proc=proc, ended=self._looker.ended)
+        maps.on_room = self._look_later
         self.looking = self._looker.latency
         self._turn: asyncio.TimerHandle | None = None
 
@@ -156,7 +158,7 @@ class Watcher:
         users: those whose processes the client may see, None for all. The future is done when the files that are still
         being parsed are known, too: root's, who can stop the daemon anyway, and within a moment these users'.
         """
-        self._look_at_all()
+        self._look_at_those_of(users)
         of_users = self._parsed(range(_USERS) if users is None else users)
         parsed = all_done([self._parsed({_ROOT}), self._within_a_moment(of_users)])
         if parsed.done():
@@ -165,7 +167,7 @@ class Watcher:
 
         def look_again() -> None:
             try:
-                self._look_at_all()
+                self._look_at_those_of(users)
             finally:
                 refreshed.set_result(None)
 
@@ -186,11 +188,16 @@ class Watcher:
         self._loop.call_later(_MOMENT_SECONDS, end)
         return moment
 
-    def _look_at_all(self) -> None:
+    def _look_at_those_of(self, users: frozenset[int] | None) -> None:
+        """Look at all processes of some users and of root that are due. Others have a turn; a longer one if users is
+        None, for all.
+        """
         with self._gathering():
             self._collector.collect()
             self._queue.settle_forks(self._queue.forked_lately())
-            self._looker.look_until(None)
+            self._looker.look_at_those_of({_ROOT} | (users or frozenset()))
+            turn_seconds = self._pace.refresh_seconds if users is None else self._pace.turn_seconds
+            self._looker.look_until(time.monotonic() + turn_seconds)
 
     def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
         """Return the object of a file with notes that a client named."""
@@ -249,7 +256,7 @@ class Watcher:
             any_events = self._collector.collect()
             self._queue.settle_forks(forked_before)
             self._looker.look_until(time.monotonic() + self._pace.turn_seconds)
-        if any_events or self._queue.forked_lately() or self._queue.first() is not None:
+        if any_events or self._queue.forked_lately() or self._looker.has_work:
             self._schedule_turn()
         else:
             self._wait_for_events()
@@ -257,7 +264,7 @@ class Watcher:
 
     def _schedule_turn(self) -> None:
         pause = self._pace.later_seconds if self._collector.has_lost else self._pace.pause_seconds
-        if self._queue.first() is not None:
+        if self._looker.has_work:
             pause = 0
         self._turn = self._loop.call_later(pause, self._take_turn)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import mmap
 import os
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel import procfs
@@ -109,7 +109,7 @@ def test_process_that_unmapped_it_says_nothing_of_others(tmp_path: Path) -> None
     async def gone() -> None:
         host = Host()
         with mapped(path) as mapping:
-            before = dataclasses.replace(mapping, start=mapping.start - 0x1000)
+            before = structs.replace(mapping, start=mapping.start - 0x1000)
             with pytest.raises(ObjectPendingError):
                 host.copies.take(PID, USER, before)
             await host.told()

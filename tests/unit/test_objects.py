@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import io
 import mmap
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError
@@ -140,7 +140,7 @@ def test_addresses_that_another_file_took_meanwhile_lead_nowhere(store: ObjectSt
         found = store.resolve(os.getpid(), now)
         assert found is not None
         assert found.path == str(path)
-        before = dataclasses.replace(now, inode=now.inode + 1, path="/usr/bin/before")
+        before = structs.replace(now, inode=now.inode + 1, path="/usr/bin/before")
         with pytest.raises(ObjectGoneError):
             store.resolve(os.getpid(), before)
 
@@ -305,7 +305,7 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
     found = resolved(store, path)
     other = tmp_path / "other"
     other.write_bytes(image(b"probe"))
-    gone = dataclasses.replace(mapping_of(path), path=str(tmp_path / "gone"))
+    gone = structs.replace(mapping_of(path), path=str(tmp_path / "gone"))
     before = descriptors(os.getpid())
     with pytest.raises(ObjectGoneError):
         open_object(found, [(PID, mapping_of(other)), (2**22 + 1, gone)], parse_here, LOCAL)
@@ -322,7 +322,7 @@ def test_object_without_a_name_is_forgotten_with_its_last_process(path: Path) ->
     memfd = os.memfd_create("app")
     os.write(memfd, path.read_bytes())
     status = os.fstat(memfd)
-    mapping = dataclasses.replace(mapping_of(path), dev=status.st_dev, inode=status.st_ino, path="/memfd:app (deleted)")
+    mapping = structs.replace(mapping_of(path), dev=status.st_dev, inode=status.st_ino, path="/memfd:app (deleted)")
     nameless = store.resolve(PID, mapping)
     assert nameless is not None
     assert files.get(nameless.key) == nameless.parsed

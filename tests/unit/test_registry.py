@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stapsdtd.catalog.registry import Change, MappedObject, Registry
 from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
@@ -178,7 +177,7 @@ def test_path_is_as_the_first_that_counts_has_it() -> None:
     registry = Registry()
     for pid, path in ((1, "/one"), (2, "/two"), (3, "/three")):
         ((key, (obj, mapping)),) = mapped(found).items()
-        registry.update(ProcessKey(pid, 1), {key: (obj, replace(mapping, path=path))})
+        registry.update(ProcessKey(pid, 1), {key: (obj, structs.replace(mapping, path=path))})
     assert [each.object.path for each in registry.mapped({3, 2})] == ["/two"]
     assert registry.as_mapped(found, {3}).object.path == "/three"
     assert registry.as_mapped(found).object == found

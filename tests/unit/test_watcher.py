@@ -8,9 +8,11 @@ import logging
 import mmap
 import os
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, TypeVarTuple, cast
 
@@ -26,6 +28,7 @@ from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject, ProcessKey
+from stapsdtd.procs import budgets, looking
 from stapsdtd.procs.budgets import MemoryBudget
 from stapsdtd.procs.descendants import Descendants
 from stapsdtd.procs.kernel_events import KernelEvents
@@ -174,6 +177,14 @@ def record(pid: int, inode: int) -> Mapped:
 @pytest.fixture
 def host() -> Host:
     return Host()
+
+
+@pytest.fixture(autouse=True)
+def users(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Of processes by their ids; others that the real host has not are root's."""
+    found: dict[int, int] = {}
+    monkeypatch.setattr(looking, "user_or_nobody", lambda pid: found.get(pid, budgets.user_of(pid)))
+    return found
 
 
 @pytest.fixture
@@ -753,3 +764,77 @@ def test_this_host_is_watched_and_whoever_was_held_up_is_looked_at_again(tmp_pat
 
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
         asyncio.run(run())
+
+
+@pytest.mark.usefixtures("_forever_busy")
+def test_who_refreshes_waits_for_the_own_processes_and_root_s(host: Host, users: dict[int, int]) -> None:
+    host.pace = replace(host.pace, turn_seconds=0.0, refresh_seconds=0.0)
+    users |= dict.fromkeys(range(1, 50), 1001) | {50: 1000, 51: 0, 52: 1000}
+
+    async def scenario(watcher: Watcher) -> None:
+        for pid in users:
+            host.live(pid, 1)
+            host.connector.put(Executed(pid), wake=False)
+        watcher.refresh(frozenset({1000}))
+        # and one, for which there is always time
+        assert set(host.mapped()) == {50, 51, 52, 1}
+        watcher.refresh(None)
+        assert len(host.mapped()) == 5
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_forever_busy")
+def test_files_of_processes_that_have_ended_take_a_share_of_time(
+    host: Host, users: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    users |= dict.fromkeys(range(100, 200), budgets.NOBODY)
+
+    def slow(_pid: int, _mapping: Mapping, _inodes: ProcessInodes) -> Object | None:
+        nonlocal now
+        now += 0.1
+        return host.files.objects[1]
+
+    monkeypatch.setattr(host.files, "resolve", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(looking, "CpuBudget", lambda: budgets.CpuBudget(lambda: now))
+
+    async def scenario(watcher: Watcher) -> None:
+        for pid in range(100, 200):
+            host.ring.put(*(record(pid, 1000 + number) for number in range(5)), wake=False)
+            host.connector.put(Exited(pid, pid), wake=False)
+        while watcher._looker.has_work or now == 1000.0:
+            watcher.refresh()
+        # some at once, and the rest not at all
+        assert 1000.2 < now < 1001.5
+        assert {change.object.key.inode for change in host.changes} == {1}
+        host.live(5, 1)
+        users[5] = 1000
+        host.connector.put(Executed(5), wake=False)
+        watcher.refresh(frozenset({1000}))
+        assert host.mapped() == {5: {1}}
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_forever_busy")
+def test_all_of_proc_is_not_read_again_and_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic() + 100
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    async def scenario(watcher: Watcher) -> None:
+        nonlocal now
+        before = watcher.rescans
+        host.live(1, 1)
+        for _ in range(10):
+            host.connector.put(Overflowed(), wake=False)
+            watcher.refresh()
+        assert watcher.rescans == before
+        assert host.mapped() == {}
+        now += 2
+        watcher.refresh()
+        assert watcher.rescans == before + 1
+        assert host.mapped() == {1: {1}}
+
+    watching(host, scenario)
