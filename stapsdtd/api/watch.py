@@ -6,14 +6,15 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from stapsdtd.api.access import Caller
 from stapsdtd.api.rights import NO_USERS, Rights, revoked
 from stapsdtd.catalog.registry import Change, MappedObject, Registry
 from stapsdtd.errors import LimitReachedError, StapsdtdError
-from stapsdtd.model import ObjectKey
+from stapsdtd.model import Object, ObjectKey
+from stapsdtd.runtime.shares import Shares
 
 MAX_WAITING = 10_000
 """Objects that came or went since the client read."""
@@ -22,14 +23,19 @@ MAX_WAITING = 10_000
 class Watch:
     """The objects that changed since one client looked.
 
+    Changes are charged to the client. Once it has taken more than its share, they are not followed one by one any more,
+    and `show` finds out what is different. is_behind: it is to be called.
+
     `begin`, `end` and `show` run in the control thread, everything else on the API's event loop.
     """
 
-    def __init__(self, registry: Registry, loop: asyncio.AbstractEventLoop, caller: Caller) -> None:
+    def __init__(self, registry: Registry, loop: asyncio.AbstractEventLoop, caller: Caller, shares: Shares) -> None:
         self.caller = caller
+        self.is_behind = False
+        self._shares = shares
         self._registry = registry
         self._among: frozenset[int] | None = None
-        self._present: set[ObjectKey] = set()
+        self._present: dict[ObjectKey, Object] = {}
         self._loop = loop
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
@@ -44,7 +50,7 @@ class Watch:
         self._among = among
         self._unlisten = self._registry.listen(self._on_change)
         objects = self._registry.mapped(among)
-        self._present = {mapped.object.key for mapped in objects}
+        self._present = {mapped.object.key: mapped.object for mapped in objects}
         return objects
 
     def end(self) -> None:
@@ -66,19 +72,34 @@ class Watch:
 
     def show(self, among: frozenset[int] | None) -> None:
         """Restrict the view to what these processes map; None lifts the restriction."""
-        before, self._among = self._among, among
-        seen = {mapped.object.key: mapped.object for mapped in self._registry.mapped(before)}
-        seen |= {mapped.object.key: mapped.object for mapped in self._registry.mapped(among)}
-        for obj in seen.values():
-            self._on_change(Change(obj))
+        if among == self._among and not self.is_behind:
+            return
+        self._among, self.is_behind = among, False
+        with self._charged():
+            now = {mapped.object.key: mapped for mapped in self._registry.mapped(among)}
+            gone = [MappedObject(obj, ()) for key, obj in self._present.items() if key not in now]
+            for mapped in (*gone, *now.values()):
+                self._note(mapped)
 
     def _on_change(self, change: Change) -> None:
-        mapped = self._registry.as_mapped(change.object, self._among)
+        if self.is_behind:
+            return
+        if self._shares.seconds_to_wait(self.caller.peer.client):
+            self.is_behind = True
+            self._loop.call_soon_threadsafe(self._woken.set)
+            return
+        with self._charged():
+            self._note(self._registry.as_mapped(change.object, self._among))
+
+    def _charged(self) -> AbstractContextManager[None]:
+        return self._shares.charged(self.caller.peer.client, "matching")
+
+    def _note(self, mapped: MappedObject) -> None:
         key = mapped.object.key
         if mapped.pids:
-            self._present.add(key)
+            self._present[key] = mapped.object
         elif key in self._present:
-            self._present.remove(key)
+            del self._present[key]
         else:
             return
         with self._lock:
@@ -91,7 +112,9 @@ class Watch:
             self._overflowed = len(self._waiting) >= MAX_WAITING
             self._latest[key] = waiting = _Waiting(mapped)
             self._waiting.append(waiting)
-        self._loop.call_soon_threadsafe(self._woken.set)
+            is_woken = len(self._waiting) > 1
+        if not is_woken:
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     async def next(self, timeout_seconds: float | None) -> list[MappedObject]:
         """Wait for objects to change, and return them; return an empty list after the timeout.

@@ -59,7 +59,7 @@ class Watches:
         """Yield the probes that match, then changes. Raises the error that stopped the watch."""
         visible = await self._listing.visible_pids(caller.rights.list, members)
         view = ProbeView(selectors, pids)
-        watch = Watch(self._backend.registry, asyncio.get_running_loop(), caller)
+        watch = Watch(self._backend.registry, asyncio.get_running_loop(), caller, self._backend.gate.shares)
         self._open.add(watch)
         # the policy may have changed before apply() could see this watch
         watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
@@ -74,12 +74,15 @@ class Watches:
                     yield self._change(_ADDED, probe)
                 yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
                 while True:
-                    objects = await watch.next(None if visible is None else _VISIBILITY_SECONDS)
+                    is_looking = visible is not None or watch.is_behind
+                    objects = await watch.next(_VISIBILITY_SECONDS if is_looking else None)
                     for added, probe in await changed(objects):
                         for limited in ListingLimiter().of([probe]):
                             yield self._change(_ADDED if added else _REMOVED, limited)
+                    while self._backend.gate.shares.seconds_to_wait(watch.caller.peer.client):
+                        await self._backend.gate.pause(watch.caller)
                     before, visible = visible, await self._listing.visible_pids(watch.caller.rights.list, members)
-                    if visible != before:
+                    if visible != before or watch.is_behind:
                         await self._backend.control.run(partial(watch.show, visible))
             finally:
                 self._open.discard(watch)

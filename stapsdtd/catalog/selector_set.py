@@ -47,6 +47,11 @@ class SelectorSet:
         self._providers_of_pid = GlobSet([each[0].text if each else None for each in with_pid])
         self._functions = GlobSet([each.function.text for each in selectors])
         self._names = GlobSet([each.name.text for each in selectors])
+        self._literal_providers = _literal_providers(selectors)
+
+    def may_mean(self, providers: Collection[str]) -> bool:
+        """Report, without matching globs, whether sites of an object with these providers may be chosen."""
+        return self._literal_providers is None or any(normalized(each) in self._literal_providers for each in providers)
 
     @property
     def effort(self) -> int:
@@ -126,6 +131,13 @@ class SelectorSet:
             return None
         named = (self._selectors[number].provider_of_pid for number in _numbers(chosen.selectors))
         return frozenset(each[1] for each in named if each is not None)
+
+
+def _literal_providers(selectors: Sequence[Selector]) -> frozenset[str] | None:
+    """Return the only providers that selectors mean; None if any is a glob."""
+    patterns = [each.provider for each in selectors]
+    patterns += [each.provider_of_pid[0] for each in selectors if each.provider_of_pid]
+    return None if any(each.is_glob for each in patterns) else frozenset(each.text for each in patterns)
 
 
 def _numbers(selectors: int) -> Iterator[int]:

@@ -39,6 +39,10 @@ class Choices:
         self._clauses = [_Clause(position, clause) for position, clause in enumerate(clauses)]
         self._found: dict[ObjectKey, Found] = {}
 
+    def may_choose(self, obj: Object) -> bool:
+        """Report, at little cost, whether any site of an object may be chosen."""
+        return any(clause.may_choose(obj) for clause in self._clauses)
+
     def matches(self, obj: Object, names: Iterable[str]) -> int:
         """Return how many sites are to be matched, counting each selector that is a glob, until `of` knows these
         names.
@@ -83,6 +87,9 @@ class _Clause:
         self._spec = spec
         self._selectors = SelectorSet(spec.selectors + (spec.span.selectors if spec.span else ()))
         self._of_ends = (1 << len(spec.selectors)) - 1
+
+    def may_choose(self, obj: Object) -> bool:
+        return self._selectors.may_mean(obj.parsed.providers)
 
     def matches(self, obj: Object, name: str) -> int:
         """See `Choices.matches`."""

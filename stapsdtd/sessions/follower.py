@@ -8,24 +8,33 @@ import asyncio
 import posixpath
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from stapsdtd import model
 from stapsdtd.catalog.registry import Change, Registry
+from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.inodes import why_no_reader
 from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
 from stapsdtd.procs.named_files import NamedFile
+from stapsdtd.procs.process_maps import MANY_MAPPINGS
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.choices import names_of
 from stapsdtd.sessions.chooser import Chooser
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import ConsideredObject, Doubtful, FirstArming, LiveSubscription
-from stapsdtd.sessions.matcher import is_in_scope, is_mapped_in_scope, is_wanted_unmapped, selected_sites
+from stapsdtd.sessions.matcher import (
+    Belonging,
+    has_semaphores,
+    is_in_scope,
+    is_mapped_in_scope,
+    is_wanted_unmapped,
+    selected_sites,
+)
 from stapsdtd.sessions.subscription import SiteState, Subscription
 from stapsdtd.sessions.targets import ArmRequest
 
@@ -60,6 +69,9 @@ class ObjectFollower:
         self._foreign = foreign
         self._filesystems = filesystems
         self._clock = clock
+        self._belongs = Belonging(self._loop)
+        self._is_in_scope = partial(is_in_scope, belongs=self._belongs)
+        self._is_mapped_in_scope = partial(is_mapped_in_scope, belongs=self._belongs)
         self._stop_listening = registry.listen(self._on_change)
 
     def stop(self) -> None:
@@ -88,6 +100,8 @@ class ObjectFollower:
 
         What takes long to match is considered once it is matched.
         """
+        if not live.choices.may_choose(obj):
+            return
         if self._chooser.has_chosen(live, obj, self._names(live, obj), partial(self.consider, live, obj)):
             self._consider_chosen(live, obj)
 
@@ -95,7 +109,7 @@ class ObjectFollower:
         """Return the names by which a subscription may choose sites of an object; none if it wants none anyway."""
         mappings = self._registry.mappings(obj.key)
         named = live.files.get(obj.key)
-        if obj.key in live.considered or (named is None and not is_in_scope(live.subscription, mappings)):
+        if obj.key in live.considered or (named is None and not self._is_in_scope(live.subscription, mappings)):
             return []
         return names_of(obj, mappings, named)
 
@@ -120,7 +134,7 @@ class ObjectFollower:
         is_installed = obj.key in live.installed
         if considered := live.considered.get(obj.key):
             selected = considered.selected_sites
-            is_mapped = is_mapped_in_scope(subscription, selected, mappings)
+            is_mapped = self._is_mapped_in_scope(subscription, selected, mappings)
             if is_mapped and considered.is_quiet:
                 self._armer.reveal(live, considered)
             if is_mapped or (is_free and is_wanted_unmapped(subscription, selected, is_installed=is_installed)):
@@ -129,10 +143,10 @@ class ObjectFollower:
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
                 self._consider_doubtful(live)
             return
-        if named is None and not is_in_scope(subscription, mappings):
+        if named is None and not self._is_in_scope(subscription, mappings):
             return
         selected = selected_sites(subscription, live.choices, obj, names_of(obj, mappings, named))
-        is_mapped = is_mapped_in_scope(subscription, selected, mappings)
+        is_mapped = self._is_mapped_in_scope(subscription, selected, mappings)
         if not is_mapped and not (is_free and is_wanted_unmapped(subscription, selected, is_installed=is_installed)):
             return
         if named is None and not _is_in_files(subscription, obj, mappings, self._filesystems):
@@ -154,13 +168,8 @@ class ObjectFollower:
             return
         is_quiet = owners is not None and is_installed and not is_mapped
         if len(selected) > MAX_SITES:
-            if obj.key not in live.oversized and not is_quiet:
-                live.oversized.add(obj.key)
-                excess = (
-                    f"{len(selected)} sites of this file match, and a subscription may have {MAX_SITES} of one; "
-                    f"name fewer probes"
-                )
-                live.report_all(SiteState.REFUSED, obj, selected[:1], excess)
+            excess = f"{len(selected)} sites of this file match, and a subscription may have {MAX_SITES} of one; "
+            _refuse_once(live, live.oversized, obj, [] if is_quiet else selected[:1], excess + "name fewer probes")
             return
         if other := live.candidate_for(obj.key):
             live.doubtful[obj.key] = Doubtful(obj, () if is_quiet else selected)
@@ -169,11 +178,16 @@ class ObjectFollower:
                 sites = live.doubtful[obj.key].reported_sites
                 live.report_all(SiteState.REFUSED, obj, sites, doubt)
             return
+        if (crowding := self._registry.crowding(obj.key)) and has_semaphores(selected):
+            is_known = owners is None or self._belongs(crowding, owners)
+            too_slow = _why_too_slow(f"process {crowding}" if is_known else "a process")
+            _refuse_once(live, live.crowded, obj, [] if is_quiet else selected, too_slow)
+            return
+        live.crowded.discard(obj.key)
         if reason := self._foreign.why_not(subscription.client.name, obj.key):
             if obj.key not in live.barred:
                 live.barred[obj.key] = obj
-                statuses = [] if is_quiet else selected
-                live.report_all(SiteState.REFUSED, obj, statuses, reason)
+                live.report_all(SiteState.REFUSED, obj, [] if is_quiet else selected, reason)
             return
         live.barred.pop(obj.key, None)
         is_ephemeral = named is None and not self.is_host_file(obj)
@@ -259,6 +273,7 @@ class ObjectFollower:
             if change.vanished:
                 live.choices.forget(change.object.key)
                 live.oversized.discard(change.object.key)
+                live.crowded.discard(change.object.key)
 
     def on_main_thread(self, pid: int) -> None:
         """Keep a process armed that has another main thread, or none. For those that are followed, all are patched."""
@@ -280,6 +295,22 @@ class ObjectFollower:
     def _consider_again(self, live: LiveSubscription, obj: Object) -> None:
         if live.subscription.id in self._live:
             self.consider(live, obj)
+
+
+def _refuse_once(
+    live: LiveSubscription, refused: set[ObjectKey], obj: Object, selected: Sequence[SelectedSite], reason: str
+) -> None:
+    """refused: what the client knows to be refused for this reason."""
+    if obj.key not in refused:
+        refused.add(obj.key)
+        live.report_all(SiteState.REFUSED, obj, selected, reason)
+
+
+def _why_too_slow(crowding: str) -> str:
+    return (
+        f"{crowding} maps this file more than {MANY_MAPPINGS:,} times: while the kernel attaches to a probe with a "
+        f"semaphore there, no process on this host could fork"
+    )
 
 
 def _is_only_others(live: LiveSubscription, key: ObjectKey, pids: Collection[int]) -> bool:

@@ -142,6 +142,7 @@ class LiveSubscription:
     be patched. streams: how many are open. lease: runs while none is.
 
     choices: of the clauses. choosing: the objects of which these are being found. oversized: those with too many sites.
+    crowded: those that a process maps too often to attach to.
     """
 
     subscription: Subscription
@@ -162,6 +163,7 @@ class LiveSubscription:
     lease: asyncio.TimerHandle | None = None
     choosing: dict[ObjectKey, Choosing] = field(default_factory=dict, init=False)
     oversized: set[ObjectKey] = field(default_factory=set, init=False)
+    crowded: set[ObjectKey] = field(default_factory=set, init=False)
     _by_file: dict[FileId, ConsideredObject] = field(default_factory=dict, init=False)
     _by_likeness: defaultdict[tuple[int, int, int], set[ObjectKey]] = field(
         default_factory=lambda: defaultdict(set), init=False

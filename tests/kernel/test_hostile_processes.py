@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.client import Client, SiteState
+from stapsdtd.procs.process_maps import MANY_MAPPINGS
 from tests.ground_truth import SDT_HEADERS
 from tests.support import (
     SYSTEM_PYTHON,
@@ -170,26 +172,31 @@ class TestWhatIsNoProgram:
         assert recorder.values() == [(0,), (1,)]
 
     def test_file_mapped_ten_thousand_times(self, daemon: Daemon, program: Path, ticker_program: Path) -> None:
+        """While the kernel attached to its probe with a semaphore, nobody on the host could fork for seconds."""
         command = ANNE.command(SYSTEM_PYTHON, "-c", _MAP_OFTEN, program, str(_MAPPINGS))
-        with Ticker(ticker_program) as other, Client(daemon.target) as client, Ticker(*command) as mapping:
+        with (
+            Ticker(ticker_program) as other,
+            Ticker(program) as first,
+            Client(daemon.target) as client,
+            ExitStack() as until_ended,
+        ):
+            mapping = until_ended.enter_context(Ticker(*command))
             wait_for(lambda: any(mapping.pid in probe.pids for probe in client.list_probes(of(program, ""))), "it", 60)
-
-            def seconds(selector: str) -> float:
+            with client.subscribe(of(program)) as subscription:
+                (refused,) = subscription.sites
+                assert refused.state is SiteState.REFUSED
+                assert f"process {mapping.pid} maps this file more than {MANY_MAPPINGS:,} times" in refused.reason
                 begin = time.monotonic()
-                with client.subscribe(selector) as subscription:
-                    assert [site.state for site in subscription.sites] == [SiteState.ARMED]
-                return time.monotonic() - begin
-
-            seconds(of(program))
-            with client.subscribe(of(program)):
-                seconds(of(ticker_program))
-                # whoever starts a program meanwhile does not wait either
-                begin = time.monotonic()
-                subprocess.run(["/bin/true"], check=True)
-                assert time.monotonic() - begin < 1
-            with Recorder(daemon.target, of(ticker_program)) as recorder:
-                other.do("fire 2")
-            assert recorder.values() == [(0,), (1,)]
+                with client.subscribe(of(ticker_program)) as of_other:
+                    assert [site.state for site in of_other.sites] == [SiteState.ARMED]
+                    subprocess.run(["/bin/true"], check=True)
+                assert time.monotonic() - begin < _PATIENCE_SECONDS
+                with Recorder(daemon.target, of(ticker_program)) as recorder:
+                    other.do("fire 2")
+                assert recorder.values() == [(0,), (1,)]
+                until_ended.close()
+                # it is armed once the process has ended
+                wait_for(lambda: first.semaphore == 1, "it to be armed")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from stapsdtd.api.watch import MAX_WAITING, Watch
 from stapsdtd.catalog.registry import MappedObject, Registry
 from stapsdtd.errors import LimitReachedError
 from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
+from stapsdtd.runtime.shares import Shares
 from tests.unit.samples import sample_object, site
 
 FOUND, OTHER = (sample_object(site("a"), inode=inode) for inode in (1, 2))
@@ -23,10 +25,10 @@ def set_mapped(registry: Registry, pid: int, *objects: Object) -> None:
     registry.update(ProcessKey(pid, 1), {each.key: (each, mapping) for each in objects})
 
 
-def run(scenario: Callable[[Registry, Watch], Awaitable[None]]) -> None:
+def run(scenario: Callable[[Registry, Watch], Awaitable[None]], shares: Shares | None = None) -> None:
     async def within() -> None:
-        registry = Registry()
-        await scenario(registry, Watch(registry, asyncio.get_running_loop(), cast("Caller", None)))
+        registry, caller = Registry(), cast("Caller", SimpleNamespace(peer=SimpleNamespace(client="anne")))
+        await scenario(registry, Watch(registry, asyncio.get_running_loop(), caller, shares or Shares()))
 
     asyncio.run(within())
 
@@ -75,3 +77,24 @@ def test_client_that_is_too_slow_is_told() -> None:
             await watch.next(None)
 
     run(scenario)
+
+
+def test_beyond_its_share_a_client_is_told_what_is_different_later() -> None:
+    shares = Shares()
+
+    async def scenario(registry: Registry, watch: Watch) -> None:
+        set_mapped(registry, 1, FOUND)
+        watch.begin(None)
+        shares.began("bert")
+        shares.charge("anne", "matching", 1000)
+        set_mapped(registry, 1)
+        set_mapped(registry, 2, OTHER)
+        # it is woken to see that
+        assert await watch.next(None) == []
+        assert watch.is_behind
+        set_mapped(registry, 3, OTHER)
+        watch.show(None)
+        changes = {(each.object.key, each.pids) for each in await watch.next(None)}
+        assert changes == {(FOUND.key, ()), (OTHER.key, (2, 3))}
+
+    run(scenario, shares)
