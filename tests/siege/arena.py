@@ -32,13 +32,14 @@ _EXAMPLE = 120
 class Ground:
     """Where an attack takes place.
 
-    target: the daemon's address. folder: the attacker's own. raiding: the program of tests/targets/raiding.c. shared:
-    the bystander's program, which the attacker may run, too. provider: that of its probes.
+    target: the daemon's address. folder: the attacker's own. raiding, crowding: the programs of
+    tests/targets. shared: the bystander's program, which the attacker may run, too. provider: that of its probes.
     """
 
     target: str
     folder: Path
     raiding: Path
+    crowding: Path
     shared: Path
     provider: str
 
@@ -54,6 +55,7 @@ class Arena:
         self.target = ground.target
         self.folder = ground.folder
         self.raiding = ground.raiding
+        self.crowding = ground.crowding
         self.shared = ground.shared
         self.provider = ground.provider
         self.done: Counter[str] = Counter()

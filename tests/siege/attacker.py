@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.siege import catalogue, costly, frames, hits, processes, sessions
+from tests.siege import catalogue, costly, crowds, frames, hits, processes, sessions
 from tests.siege.arena import Arena, Ground
 
 ATTACKS: Mapping[str, Callable[[Arena], None]] = {
@@ -27,6 +27,7 @@ ATTACKS: Mapping[str, Callable[[Arena], None]] = {
     **hits.ATTACKS,
     **sessions.ATTACKS,
     **processes.ATTACKS,
+    **crowds.ATTACKS,
 }
 
 _LIMITS = {
@@ -69,7 +70,7 @@ def _begin(name: str, ground: Ground, seconds: float) -> None:
 
 def main() -> None:
     processor, target, *paths, provider = sys.argv[1:]
-    folder, raiding, shared = map(Path, paths)
+    folder, raiding, crowding, shared = map(Path, paths)
     os.sched_setaffinity(0, {int(processor)})
     for limit, most in _LIMITS.items():
         resource.setrlimit(limit, (most, most))
@@ -78,7 +79,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         for name in order["attacks"]:
-            _begin(name, Ground(target, folder / name, raiding, shared, provider), order["seconds"])
+            _begin(name, Ground(target, folder / name, raiding, crowding, shared, provider), order["seconds"])
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _executions(arena: Arena) -> None:
     arena.together(*[work] * _THREADS)
 
 
-def _children(count: int) -> tuple[list[int], int]:
+def children(count: int) -> tuple[list[int], int]:
     """Fork processes that wait for the end of this one; return their pids, and what to close for them to go on."""
     waits, ends = os.pipe()
     pids = []
@@ -91,7 +91,7 @@ def _forks(arena: Arena) -> None:
     """Processes that fork and end, with all that this one maps."""
     arena.map(arena.write("library", _library(0)))
     while arena.goes_on:
-        pids, ends = _children(20)
+        pids, ends = children(20)
         os.close(ends)
         for pid in pids:
             os.waitpid(pid, 0)
@@ -102,7 +102,7 @@ def _many_pids(arena: Arena) -> None:
     """Scopes of hundreds of processes, in each of which sites are armed, and of thousands that there are not."""
     arena.map(arena.write("library", _library(0)))
     # before anything of gRPC runs, which does not survive a fork
-    pids, ends = _children(_CHILDREN)
+    pids, ends = children(_CHILDREN)
     requests = [
         pb.SubscribeRequest(selectors=["loaded:*"], scope=pb.Scope(pids=pids)),
         pb.SubscribeRequest(selectors=["loaded:*"], scope=pb.Scope(pids=pids, follow=True)),

@@ -107,6 +107,7 @@ class Siege:
         provider = f"siege{os.getpid()}"
         shared = compile_target("ticker.c", folder / "shared", f"-DPROVIDER={provider}", "-ldl", "-lpthread")
         raiding = compile_target("raiding.c", folder / "raiding")
+        crowding = compile_target("crowding.c", folder / "crowding", "-lpthread")
         for user in (self._user, bystander):
             assert not _processes(user)
             stack.callback(_end, user)
@@ -114,7 +115,8 @@ class Siege:
         own.mkdir()
         os.chown(own, self._user.uid, self._user.uid)
         processor = str(max(os.sched_getaffinity(0)))
-        self._attacker = _Helper(self._user, "attacker", processor, daemon.target, own, raiding, shared, provider)
+        programs = raiding, crowding, shared
+        self._attacker = _Helper(self._user, "attacker", processor, daemon.target, own, *programs, provider)
         stack.callback(self._attacker.close)
         self._bystander = _Helper(bystander, "bystander", daemon.target, shared, provider)
         stack.callback(self._bystander.close)
