@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.kernel import mounts
 from stapsdtd.kernel.filesystems import LOCAL, Filesystems
 from stapsdtd.kernel.inodes import MappedInode
-from stapsdtd.kernel.mounts import Mount, parse
+from stapsdtd.kernel.mounts import Mount, find, parse
 from stapsdtd.kernel.reach import status_of
 
 TABLE = rb"""
@@ -182,3 +183,16 @@ def test_files_of_this_host() -> None:
         assert devices == {os.fstat(memory).st_dev}
     os.close(memory)
     os.close(huge)
+
+
+def test_one_mount_is_found_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = b"%d 1 0:%d / /mnt/%d rw - tmpfs tmpfs rw\n"
+    path = tmp_path / "mountinfo"
+    path.write_bytes(b"".join(line % (number, number, number) for number in range(100, 1100)))
+    assert find(str(path), 10) is None
+    found = find(str(path), 1000)
+    assert found is not None
+    assert (found.id, found.point, found.options) == (1000, b"/mnt/1000", b"rw")
+    monkeypatch.setattr(mounts, "_MOST_BYTES", 1000)
+    assert find(str(path), 105) is not None
+    assert find(str(path), 1000) is None

@@ -61,3 +61,36 @@ def test_user_holds_few_threads() -> None:
     calls.on_free = told.append
     lock.set()
     wait_for(lambda: len(set().union(*told)) == 19, "all of them to be told of")
+
+
+def test_late_result_may_be_kept_for_the_next_look() -> None:
+    calls = LockedCalls(most_seconds=0.05)
+    told: list[set[int]] = []
+    calls.on_free = told.append
+    may_end = threading.Event()
+
+    def slow() -> str:
+        may_end.wait()
+        return "of this look"
+
+    with pytest.raises(ObjectPendingError):
+        calls.call(PID, slow, kept_as="maps")
+    may_end.set()
+    wait_for(lambda: told, "the process to be told of")
+    assert calls.call(PID, lambda: "other", kept_as="other") == "other"
+    assert calls.call(PID, lambda: "anew", kept_as="maps") == "of this look"
+    assert calls.call(PID, lambda: "anew", kept_as="maps") == "anew"
+
+
+def test_only_some_late_results_are_kept() -> None:
+    calls = LockedCalls(most_seconds=0.001)
+    told: list[set[int]] = []
+    calls.on_free = told.append
+    for pid in range(2**22 + 1, 2**22 + 101):
+        lock = threading.Event()
+        with pytest.raises(ObjectPendingError):
+            calls.call(pid, lock.wait, kept_as="maps")
+        lock.set()
+        wait_for(lambda: told, "it to end")
+        told.clear()
+    assert len(calls._kept) <= 32

@@ -113,3 +113,16 @@ def test_threads() -> None:
     assert pid in procfs.pids()
     release.set()
     thread.join()
+
+
+def test_the_map_of_a_users_process_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = procfs.executable_mappings(os.getpid())
+    assert len(whole) > 3
+    monkeypatch.setattr(procfs, "MAX_MAPS_BYTES", 1000)
+    # root's is read as a whole
+    monkeypatch.setattr(procfs, "_owner", lambda _pid: 0)
+    assert procfs.executable_mappings(os.getpid()) == whole
+    monkeypatch.setattr(procfs, "_owner", lambda _pid: 1000)
+    some = procfs.executable_mappings(os.getpid())
+    assert 0 < len(some) < len(whole)
+    assert some == whole[: len(some)]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from stapsdtd.catalog.registry import Change, MappedObject, Registry
+from stapsdtd.catalog.registry import Change, MappedObject, Registry, RegistryMetrics
 from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
 from tests.unit.samples import sample_object, site
 
@@ -214,3 +214,27 @@ def test_registry_is_what_the_last_looks_said(steps: list[tuple[int, int, set[in
             pids = {pid for pid, inodes in expected.items() if found.key.inode in inodes}
             assert registry.mappings(found.key).keys() == pids
         assert {found.key for found in registry.objects()} == standing
+
+
+def test_who_crowds_an_object() -> None:
+    registry = Registry()
+    first, second, _ = OBJECTS
+    registry.update(ProcessKey(1, 100), mapped(first, second))
+    registry.update(ProcessKey(2, 100), mapped(first, second), frozenset({first.key}))
+    assert (registry.crowding(first.key), registry.crowding(second.key)) == (2, None)
+    registry.update(ProcessKey(2, 100), mapped(first))
+    assert registry.crowding(first.key) is None
+    registry.update(ProcessKey(2, 100), mapped(first), frozenset({first.key}))
+    registry.gone(2)
+    assert registry.crowding(first.key) is None
+
+
+def test_metrics_count_each_object_once() -> None:
+    registry = Registry()
+    first, second, third = OBJECTS
+    registry.update(ProcessKey(1, 100), mapped(first, second))
+    registry.update(ProcessKey(2, 100), mapped(first))
+    registry.update(ProcessKey(3, 100), mapped(third))
+    registry.hold(first)
+    assert registry.mapped_metrics({1, 2, 99}) == RegistryMetrics(3, 2, 2)
+    assert registry.mapped_metrics() == RegistryMetrics(3, 3, 3)
