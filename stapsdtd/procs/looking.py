@@ -59,10 +59,10 @@ class Looker:
             if deadline is not None and time.monotonic() > deadline:
                 break
 
-    def look_at_those_of(self, users: Container[int]) -> None:
-        """Look at all processes of some users that are due."""
+    def look_at_those_of(self, users: Container[int], pids: Container[int]) -> None:
+        """Look at all processes that are due and of some users, or among pids."""
         for pid in self._queue.due():
-            if user_or_nobody(pid) in users:
+            if pid in pids or user_or_nobody(pid) in users:
                 self.look_at(pid)
 
     def _look_at_ended(self, pid: int, records: Sequence[Mapped]) -> None:

@@ -152,13 +152,14 @@ class Watcher:
         for pid in pids:
             self._queue.add_later(pid)
 
-    def refresh(self, users: frozenset[int] | None = frozenset()) -> Future[None]:
+    def refresh(self, users: frozenset[int] | None = frozenset(), pids: frozenset[int] = frozenset()) -> Future[None]:
         """Process what the kernel reported until now: a client that knows of a mapping must find its probes.
 
-        users: those whose processes the client may see, None for all. The future is done when the files that are still
-        being parsed are known, too: root's, who can stop the daemon anyway, and within a moment these users'.
+        users: those whose processes the client may see, None for all. pids: processes that it names. The future is done
+        when the files that are still being parsed are known, too: root's, who can stop the daemon anyway, and within a
+        moment these users'.
         """
-        self._look_at_those_of(users)
+        self._look_at_those_of(users, pids)
         of_users = self._parsed(range(_USERS) if users is None else users)
         parsed = all_done([self._parsed({_ROOT}), self._within_a_moment(of_users)])
         if parsed.done():
@@ -167,7 +168,7 @@ class Watcher:
 
         def look_again() -> None:
             try:
-                self._look_at_those_of(users)
+                self._look_at_those_of(users, pids)
             finally:
                 refreshed.set_result(None)
 
@@ -188,14 +189,14 @@ class Watcher:
         self._loop.call_later(_MOMENT_SECONDS, end)
         return moment
 
-    def _look_at_those_of(self, users: frozenset[int] | None) -> None:
-        """Look at all processes of some users and of root that are due. Others have a turn; a longer one if users is
-        None, for all.
+    def _look_at_those_of(self, users: frozenset[int] | None, pids: frozenset[int]) -> None:
+        """Look at all processes that are due and of some users, of root, or named. Others have a turn; a longer one if
+        users is None, for all.
         """
         with self._gathering():
             self._collector.collect()
             self._queue.settle_forks(self._queue.forked_lately())
-            self._looker.look_at_those_of({_ROOT} | (users or frozenset()))
+            self._looker.look_at_those_of({_ROOT} | (users or frozenset()), pids)
             turn_seconds = self._pace.refresh_seconds if users is None else self._pace.turn_seconds
             self._looker.look_until(time.monotonic() + turn_seconds)
 

@@ -132,7 +132,7 @@ class Subscriptions:
         """
         if self._closing:
             raise ServerStoppingError
-        refreshed = self._watcher.refresh(spec.owners)
+        refreshed = self._watcher.refresh(spec.owners, frozenset(spec.scope.pids or ()))
         ident = secrets.token_hex(8)
         held = ((live.subscription.client.name, file) for live in self._live.values() for file in live.named_files())
         self._file_limits.check(client, files, held)

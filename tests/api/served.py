@@ -306,7 +306,8 @@ class _FakeWatcher:
     def on_main_thread(self, work: Callable[[int], None]) -> None:
         pass
 
-    def refresh(self, users: frozenset[int] | None) -> Future[None]:  # noqa: ARG002 - this host has no other users
+    # this host has no other users
+    def refresh(self, users: frozenset[int] | None, pids: frozenset[int] = frozenset()) -> Future[None]:  # noqa: ARG002
         self.refreshes += 1
         return self.refreshed
 

@@ -780,6 +780,9 @@ def test_who_refreshes_waits_for_the_own_processes_and_root_s(host: Host, users:
         assert set(host.mapped()) == {50, 51, 52, 1}
         watcher.refresh(None)
         assert len(host.mapped()) == 5
+        watcher.refresh(None, frozenset({30, 31, 4_000_000}))
+        assert host.mapped().keys() >= {30, 31}
+        assert len(host.mapped()) == 8
 
     watching(host, scenario)
 
