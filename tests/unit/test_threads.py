@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from stapsdtd.procs import threads as threads_module
 from stapsdtd.procs.threads import Threads
 from tests.unit.memory import allocated_bytes
 
@@ -129,3 +130,25 @@ def test_memory_is_bounded_by_the_living_and_the_lately_ended(host: Host) -> Non
     # all of them would take some 800 kB
     assert allocated_bytes(live) < 10_000
     assert pids(threads, *tids).count(10) <= 11
+
+
+def test_memory_is_bounded_by_a_number_where_threads_end_without_end(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads_module, "_MOST_KEPT", 10)
+    threads = host.followed()
+    for tid in range(10_000, 15_000):
+        threads.forked(tid, 10)
+        threads.exited(tid, 10)
+    assert pids(threads, *range(10_000, 15_000)).count(10) == 10
+
+
+def test_number_that_comes_back_and_ends_again_is_remembered_from_then_on(host: Host) -> None:
+    threads = host.followed()
+    threads.exited(11, 10)
+    host.now = 6 * SECOND
+    threads.forked(11, 20)
+    threads.exited(11, 20)
+    host.now = 12 * SECOND
+    threads.exited(12, 10)
+    assert pids(threads, 11) == [20]
