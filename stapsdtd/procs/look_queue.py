@@ -31,7 +31,7 @@ class LookQueue:
     def __init__(self, stat: Callable[[int], ProcessStat | None], on_later: Callable[[], None]) -> None:
         """on_later: called when processes are to be looked at later, which they are once `resume` is called."""
         self._stat = stat
-        self._on_later = on_later
+        self.on_later = on_later
         self._due: dict[int, _Records] = {}
         self._later: dict[int, _Records] = {}
         self._held_up: dict[int, list[Mapped]] = {}
@@ -60,7 +60,7 @@ class LookQueue:
     def add_later(self, pid: int, *records: Mapped) -> None:
         """Have a process looked at later, also if it is looked at before."""
         _gather(self._later.setdefault(pid, {}), records)
-        self._on_later()
+        self.on_later()
 
     def resume(self) -> None:
         """Have those looked at that are to be looked at later."""
@@ -73,7 +73,7 @@ class LookQueue:
     def defer(self, pid: int) -> None:
         """Have a process that is due looked at later instead."""
         _merge(self._later, pid, self._due.pop(pid, {}))
-        self._on_later()
+        self.on_later()
 
     def take(self, pid: int) -> list[Mapped]:
         """Remove a process that is looked at now. Return its mappings that the kernel reported."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.kernel.perf import Mapped
@@ -21,6 +22,14 @@ _MOST_ENDED = 1000
 """Processes that have ended, of which some mapped files that nobody has looked at."""
 
 
+class _Ended(NamedTuple):
+    """A process, the user that it counts for, and what it had mapped."""
+
+    pid: int
+    user: int
+    records: Sequence[Mapped]
+
+
 class Looker:
     """Called from one thread.
 
@@ -31,7 +40,8 @@ class Looker:
         self._queue = queue
         self._maps = maps
         self._cpu = CpuBudget()
-        self._ended: deque[tuple[int, Sequence[Mapped]]] = deque(maxlen=_MOST_ENDED)
+        self._ended: deque[_Ended] = deque(maxlen=_MOST_ENDED)
+        self._ended_later: deque[_Ended] = deque(maxlen=_MOST_ENDED)
         self.latency = Latency()
 
     def charge(self, user: int, seconds: float) -> None:
@@ -41,7 +51,13 @@ class Looker:
     def ended(self, pid: int, records: Sequence[Mapped]) -> None:
         """Look at the files of a process that has ended, in a turn to come."""
         if records:
-            self._ended.append((pid, records))
+            # it may be a zombie still
+            self._ended.append(_Ended(pid, user_or_nobody(pid), records))
+
+    def resume(self) -> None:
+        """Have those looked at whose users had no time left."""
+        self._ended.extend(self._ended_later)
+        self._ended_later.clear()
 
     @property
     def has_work(self) -> bool:
@@ -51,7 +67,7 @@ class Looker:
         """Look at processes until none is due, or the deadline has passed."""
         while True:
             if self._ended:
-                self._look_at_ended(*self._ended.popleft())
+                self._look_at_ended(self._ended.popleft())
             elif (pid := self._queue.first()) is not None:
                 self.look_at(pid)
             else:
@@ -65,13 +81,13 @@ class Looker:
             if pid in pids or user_or_nobody(pid) in users:
                 self.look_at(pid)
 
-    def _look_at_ended(self, pid: int, records: Sequence[Mapped]) -> None:
-        user = user_or_nobody(pid)
-        if self._cpu.left(user) <= 0:
-            _log.debug("pid %d, which has ended, mapped files that are not looked at: too many such processes", pid)
+    def _look_at_ended(self, ended: _Ended) -> None:
+        if self._cpu.left(ended.user) <= 0:
+            self._ended_later.append(ended)
+            self._queue.on_later()
             return
-        with self._cpu.taken(user):
-            self._maps.register_ended(pid, user, records, self._cpu.slice(user))
+        with self._cpu.taken(ended.user):
+            self._maps.register_ended(ended.pid, ended.user, ended.records, self._cpu.slice(ended.user))
 
     def look_at(self, pid: int) -> None:
         """Look at a process, or later if its user has no time left or it cannot be read now."""

@@ -146,6 +146,7 @@ class Watcher:
 
     def _on_later(self) -> None:
         self._queue.resume()
+        self._looker.resume()
         self._wake()
 
     def _look_later(self, pids: Iterable[int]) -> None:

@@ -804,13 +804,19 @@ def test_files_of_processes_that_have_ended_take_a_share_of_time(
     monkeypatch.setattr(looking, "CpuBudget", lambda: budgets.CpuBudget(lambda: now))
 
     async def scenario(watcher: Watcher) -> None:
+        nonlocal now
         for pid in range(100, 200):
             host.ring.put(*(record(pid, 1000 + number) for number in range(5)), wake=False)
             host.connector.put(Exited(pid, pid), wake=False)
         while watcher._looker.has_work or now == 1000.0:
             watcher.refresh()
-        # some at once, and the rest not at all
+        # some at once, and the rest when there is time again
         assert 1000.2 < now < 1001.5
+        before, now = now, now + 10
+        watcher._looker.resume()
+        while watcher._looker.has_work:
+            watcher.refresh()
+        assert now - before > 10.2
         assert {change.object.key.inode for change in host.changes} == {1}
         host.live(5, 1)
         users[5] = 1000
