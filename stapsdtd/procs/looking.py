@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.kernel.perf import Mapped
-from stapsdtd.procs.budgets import CpuBudget, user_or_nobody
+from stapsdtd.procs.budgets import NOBODY, CpuBudget, user_or_nobody
 from stapsdtd.procs.look_queue import LookQueue
 from stapsdtd.procs.process_maps import ProcessMaps
 from stapsdtd.runtime.latency import Latency
@@ -18,16 +18,19 @@ from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
 
+_ENDED_SECONDS = 0.1
+"""For the files of a process that has ended, whoever's."""
 _MOST_ENDED = 1000
 """Processes that have ended, of which some mapped files that nobody has looked at."""
 
 
 class _Ended(NamedTuple):
-    """A process, the user that it counts for, and what it had mapped."""
+    """A process, the user that it counts for, and what it had mapped. is_known: whether it is known whose it was."""
 
     pid: int
     user: int
     records: Sequence[Mapped]
+    is_known: bool = True
 
 
 class Looker:
@@ -52,7 +55,8 @@ class Looker:
         """Look at the files of a process that has ended, in a turn to come."""
         if records:
             # it may be a zombie still
-            self._ended.append(_Ended(pid, user_or_nobody(pid), records))
+            user = user_or_nobody(pid)
+            self._ended.append(_Ended(pid, user, records, is_known=user != NOBODY))
 
     def resume(self) -> None:
         """Have those looked at whose users had no time left."""
@@ -82,12 +86,18 @@ class Looker:
                 self.look_at(pid)
 
     def _look_at_ended(self, ended: _Ended) -> None:
+        if not ended.is_known:
+            # but whose files it mapped may be
+            with self._cpu.taken(NOBODY):
+                self._ended.extend(_Ended(ended.pid, *each) for each in self._maps.by_owners(ended.records).items())
+            return
         if self._cpu.left(ended.user) <= 0:
             self._ended_later.append(ended)
             self._queue.on_later()
             return
         with self._cpu.taken(ended.user):
-            self._maps.register_ended(ended.pid, ended.user, ended.records, self._cpu.slice(ended.user))
+            seconds = min(self._cpu.slice(ended.user), _ENDED_SECONDS)
+            self._maps.register_ended(ended.pid, ended.user, ended.records, seconds)
 
     def look_at(self, pid: int) -> None:
         """Look at a process, or later if its user has no time left or it cannot be read now."""

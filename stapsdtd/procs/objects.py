@@ -21,7 +21,7 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.inodes import ProcessInodes
 from stapsdtd.kernel.reach import status_of
 from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
-from stapsdtd.procs.budgets import user_of
+from stapsdtd.procs.budgets import NOBODY, user_of
 from stapsdtd.procs.file_keys import identify_mapped, identify_open, open_now
 from stapsdtd.procs.parsed_files import ParsedFiles
 
@@ -96,6 +96,13 @@ class ObjectStore:
         if parsed is None:
             raise KeyError(path)
         return _object(key, path, parsed)
+
+    def owner_of(self, path: str) -> int:
+        """Return whose a file is, as this process sees it; NOBODY if it cannot be known."""
+        try:
+            return self._filesystems.status_at(path).st_uid
+        except OSError:
+            return NOBODY
 
     def inodes_of(self, pid: int) -> ProcessInodes:
         """Return the inodes that a process maps, for `resolve`. Its maps must have been read before."""

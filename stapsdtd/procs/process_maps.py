@@ -107,6 +107,13 @@ class ProcessMaps:
             is_partial = self._update(stat.key, user, mappings, time.monotonic() + seconds)
         return Look(stat.threads, is_unsettled, is_partial)
 
+    def by_owners(self, records: Iterable[Mapped]) -> dict[int, list[Mapped]]:
+        """Return mappings by the owners of their files."""
+        by_owner: dict[int, list[Mapped]] = {}
+        for record in records:
+            by_owner.setdefault(self._store.owner_of(record.path), []).append(record)
+        return by_owner
+
     def register_ended(self, pid: int, user: int, records: Iterable[Mapped], seconds: float) -> None:
         """Register the objects that a process mapped which has ended: it may be the first of many that map them.
 

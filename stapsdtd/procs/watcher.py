@@ -194,6 +194,9 @@ class Watcher:
         """Look at all processes that are due and of some users, of root, or named. Others have a turn; a longer one if
         users is None, for all.
         """
+        if self._kernel.is_closed:
+            # files are known that a call waited for which nobody waits for any more
+            return
         with self._gathering():
             self._collector.collect()
             self._queue.settle_forks(self._queue.forked_lately())

@@ -85,6 +85,7 @@ class Files:
         }
         self.known = {LIBC.key.inode, APP.key.inode, PLAIN}
         self.closed = False
+        self.owners: dict[str, int] = {}
 
     def recall(self, _dev: int, inode: int, path: str) -> Object | None:
         if inode not in self.known:
@@ -97,6 +98,9 @@ class Files:
     def unmapped(self, found: Object) -> None:
         if found.key == MEMFD.key:
             self.known.discard(found.key.inode)
+
+    def owner_of(self, path: str) -> int:
+        return self.owners.get(path, 0)
 
     def inodes_of(self, pid: int) -> ProcessInodes:
         return ProcessInodes(pid, LockedCalls(), lambda: None)
@@ -792,11 +796,14 @@ def test_files_of_processes_that_have_ended_take_a_share_of_time(
     host: Host, users: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    users |= dict.fromkeys(range(100, 200), budgets.NOBODY)
+    users |= dict.fromkeys(range(100, 201), budgets.NOBODY)
+    host.files.owners |= {record(1, 1000 + number).path: 1001 for number in range(5)}
+    resolved: list[int] = []
 
-    def slow(_pid: int, _mapping: Mapping, _inodes: ProcessInodes) -> Object | None:
+    def slow(_pid: int, mapping: Mapping, _inodes: ProcessInodes) -> Object | None:
         nonlocal now
         now += 0.1
+        resolved.append(mapping.inode)
         return host.files.objects[1]
 
     monkeypatch.setattr(host.files, "resolve", slow)
@@ -810,8 +817,14 @@ def test_files_of_processes_that_have_ended_take_a_share_of_time(
             host.connector.put(Exited(pid, pid), wake=False)
         while watcher._looker.has_work or now == 1000.0:
             watcher.refresh()
+        assert host.mapped() == {}
         # some at once, and the rest when there is time again
         assert 1000.2 < now < 1001.5
+        # of a file of root's, it is known at once
+        host.ring.put(record(200, 2000), wake=False)
+        host.connector.put(Exited(200, 200), wake=False)
+        watcher.refresh()
+        assert resolved.pop() == 2000
         before, now = now, now + 10
         watcher._looker.resume()
         while watcher._looker.has_work:
