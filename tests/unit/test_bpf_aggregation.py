@@ -571,8 +571,10 @@ def test_rows_of_a_sink_that_is_behind_stay_in_the_kernel(kernel: FakeKernel, en
 
 def test_rows_that_a_sink_refuses_are_lost_and_it_is_drained_further(kernel: FakeKernel, engine: BpfEngine) -> None:
     class Refusing(AddingSink):
+        refuses = True
+
         def aggregated_many(self, rows: ManyRows) -> None:
-            if not self.losses:
+            if self.refuses:
                 raise ValueError("as told")
             super().aggregated_many(rows)
 
@@ -580,6 +582,7 @@ def test_rows_that_a_sink_refuses_are_lost_and_it_is_drained_further(kernel: Fak
     adding(engine, kernel, 1, Aggregation((COUNT,), (Capture(0),), max_keys=100), sink=sink)
     hit(kernel, *range(60))
     wait_for(lambda: sink.losses == {LossStage.DECODE: 60}, "the rows to be refused")
+    sink.refuses = False
     hit(kernel, *range(70))
     wait_for(lambda: sink.counted == 70, "the next ones to come")
 
@@ -589,11 +592,13 @@ def test_many_rows_come_in_parts(kernel: FakeKernel, engine: BpfEngine) -> None:
     adding(engine, kernel, 1, Aggregation((COUNT,), (Capture(0),), max_keys=4000), sink=slow)
     hit(kernel, *range(1500), 7)
     collected(engine)
-    (rows,) = slow.waiting
-    assert rows.hits == 1501
-    parts = list(rows.parts())
-    assert sorted(len(part[0]) for _, part in parts) == [1500 - 2 * 512, 512, 512]
-    assert sum(hits for hits, _ in parts) == 1501
+    # at once, or in several goes if the host is busy
+    assert sum(rows.hits for rows in slow.waiting) == 1501
+    for rows in slow.waiting:
+        hits, parts = rows.hits, list(rows.parts())
+        assert sum(of_part for of_part, _ in parts) == hits
+        assert {len(part[0]) for _, part in parts[:-1]} <= {512}
+        assert len(parts[-1][1][0]) <= 512
 
 
 def test_many_collect_at_once(kernel: FakeKernel, engine: BpfEngine) -> None:
