@@ -40,6 +40,8 @@ _CALLS = {
 }
 """What the log calls the API's methods; others have their own names there."""
 _UNSUBSCRIBE = f"/{_SERVICE}/Unsubscribe"
+_CHANGING = frozenset({f"/{_SERVICE}/Subscribe", _UNSUBSCRIBE})
+"""Whoever gets an error for one of these has to be able to believe that it did nothing."""
 _MAX_SHOWN_CHARACTERS = 80
 
 _Requests = bytes | AsyncIterator[bytes]
@@ -99,11 +101,15 @@ class Admission(grpc.aio.ServerInterceptor):
             async with abort_on_error(context):
                 caller = await enter(context)
                 client = caller.peer.client
-                self._unread.check(client)
+                if path != _UNSUBSCRIBE:
+                    self._unread.check(client)
                 work = _awaited(partial(begun, caller, requests, context))
                 # this frame may outlive the call, see `abort_on_error`
                 del requests
                 response = as_bytes(await self._charged(caller, work))
+                # others' answers may have come in between
+                if path not in _CHANGING:
+                    self._unread.check(client)
                 self._unread.hold(client, response, context)
                 return response
 

@@ -30,10 +30,8 @@ _MAX_WEIGHT = 1_000_000
 
 def user_of(pid: int) -> int:
     """Return the uid that a process counts for; root if it is gone, which costs little."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return _ROOT
+    user = user_or_nobody(pid)
+    return _ROOT if user == NOBODY else user
 
 
 def user_or_nobody(pid: int) -> int:

@@ -30,6 +30,12 @@ def listed(server: Served) -> int | str:
         return cast("grpc.Call", error).details() or ""
 
 
+def unsubscribed(server: Served) -> str:
+    with pytest.raises(grpc.RpcError) as raised:
+        server.unsubscribe("nobody")
+    return cast("grpc.Call", raised.value).details() or ""
+
+
 def is_refused(server: Served) -> bool:
     return "wait for uid 0 to read them" in str(listed(server))
 
@@ -52,6 +58,8 @@ def test_who_reads_no_answers_may_not_ask_for_more(tmp_path: Path, monkeypatch: 
 
             wait_for(ask_once_more, "the limit")
             assert next(streams) >= 7
+            # who has too much may still take away
+            assert "nobody" in unsubscribed(server)
             # two are given up
             for stream in (1, 3):
                 connection.sendall(http2.frame(http2.RST_STREAM, struct.pack(">I", 8), stream=stream))
