@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from stapsdtd.cli.render import plural, print_grouped, print_stderr, write_lines
+from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.screen import Screen
-from stapsdtd.cli.trace_output import print_summary, print_unmatched, refused
+from stapsdtd.cli.trace_output import print_limited, print_summary, print_unmatched
 from stapsdtd.client import SiteState
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class _PipeOutput:
     def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None:
         for line in hints.lines:
             print_stderr(line)
-        _print_refused(sites)
+        print_limited(sites)
 
     def show(self, snapshot: Snapshot) -> None:
         head = [_clock(snapshot)] if self._shown.interval else []
@@ -147,7 +147,7 @@ class _TerminalOutput:
         self._last: Snapshot | None = None
 
     def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None:
-        _print_refused(sites)
+        print_limited(sites)
         armed = sum(site.state is SiteState.ARMED for site in sites)
         self._notices = hints.lines[:1] or [f"{plural(armed, 'site')} armed, Ctrl-C ends"]
         self._screen.open()
@@ -171,7 +171,3 @@ class _TerminalOutput:
 
 def _clock(snapshot: Snapshot) -> str:
     return time.strftime("%H:%M:%S", time.localtime(snapshot.end_ns // 1_000_000_000))
-
-
-def _print_refused(sites: Sequence[SiteStatus]) -> None:
-    print_grouped("refused", [refused(site) for site in sites if site.state is SiteState.REFUSED])

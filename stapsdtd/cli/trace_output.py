@@ -117,11 +117,18 @@ class HumanOutput:
             if (count := sum(site.state is state for site in sites))
         ]
         print_stderr(", ".join(counts) + more)
-        print_grouped("refused", [refused(site) for site in sites if site.state is SiteState.REFUSED])
+        print_limited(sites)
 
 
-def refused(site: SiteStatus) -> tuple[str, str]:
-    """Return why it was refused, and what."""
+def print_limited(sites: Sequence[SiteStatus]) -> None:
+    """Print which sites are refused, or armed in fewer processes than they were to be, and why."""
+    print_grouped("refused", [_reason_of(site) for site in sites if site.state is SiteState.REFUSED])
+    confined = [_reason_of(site) for site in sites if site.state is SiteState.ARMED and site.reason]
+    print_grouped("armed in your own processes alone", confined)
+
+
+def _reason_of(site: SiteStatus) -> tuple[str, str]:
+    """Return the reason, and what it is about."""
     if not site.path.startswith("/"):
         return site.reason, f"{site.provider}:{site.path}:{site.function}:{site.name}"
     return site.reason, f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}"

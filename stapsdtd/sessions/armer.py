@@ -80,7 +80,13 @@ class Armer:
         # nobody maps the kernel
         user = min(users or {_ROOT}, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
         considered = ConsideredObject(
-            obj, request.selected_sites, request.is_ephemeral, user, self._clock(), is_quiet=request.is_quiet
+            obj,
+            request.selected_sites,
+            request.is_ephemeral,
+            user,
+            self._clock(),
+            is_quiet=request.is_quiet,
+            only_in=request.only_in,
         )
         live.add(considered)
         first = live.first if live.first and live.first.is_waiting else None
@@ -96,6 +102,13 @@ class Armer:
             considered.arming,
             lambda done: self._call_soon(partial(self._on_armed, live, considered, first, on_gone, done)),
         )
+
+    def rearm(self, live: LiveSubscription, request: ArmRequest, on_gone: Callable[[], None]) -> None:
+        """Arm an object that is armed in other processes, too, or in fewer. No hit in those that stay is missed."""
+        considered = live.pop(request.object.key)
+        if not considered.arming.cancel() and considered.outcome is not None:
+            self._forget(live, considered)
+        self.arm(live, request, on_gone)
 
     def _on_armed(
         self,
@@ -174,7 +187,12 @@ class Armer:
         self._thread.submit(queue, partial(self._attacher.renew, pid), f"arming process {pid} by another thread")
 
     def disarm(
-        self, live: LiveSubscription, obj: Object, *, is_awaited: bool = False, then: Callable[[], None] = lambda: None
+        self,
+        live: LiveSubscription,
+        obj: Object,
+        *,
+        is_awaited: bool = False,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         """Disarm an object's sites and report them as DISARMED.
 
@@ -189,9 +207,11 @@ class Armer:
     def bar(self, live: LiveSubscription, excess: Excess) -> None:
         """Disarm an object whose probes cost other users too much, and report them as REFUSED."""
         considered = live.pop(excess.key)
-        live.barred[excess.key] = considered.object
         sites = considered.selected_sites if considered.outcome is None else considered.armed
-        statuses = live.subscription.statuses(SiteState.REFUSED, considered.object, sites, excess.reason)
+        if considered.is_quiet:
+            live.subscription.not_wanted(considered.object, considered.armed)
+            sites = ()
+        statuses = live.subscription.statuses(SiteState.REFUSED, considered.object, sites, excess.why_refused)
         self._disarm(live, considered, statuses)
 
     def _disarm(

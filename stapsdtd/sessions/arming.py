@@ -115,6 +115,11 @@ class Arming:
         """Return the object of a file that a client named."""
         return self._watcher.object_of(file.key, file.path, file.parsed)
 
+    def unmapped(self, live: LiveSubscription) -> list[Object]:
+        """Return the objects that are armed for a subscription, or being armed, and no process maps."""
+        in_files = (each.object for each in live.considered.values() if not each.object.is_kernel)
+        return [obj for obj in in_files if not self._registry.mappings(obj.key)]
+
     def for_client(self, client: str) -> Future[None]:
         """Return a future that is done when everything now being armed for a client is armed, except what is late."""
         of_client = [live for live in self._live.values() if live.subscription.client.name == client]

@@ -130,8 +130,11 @@ class Attacher:
             if reason := refusals.get(each.key):
                 statuses.append(subscription.status(SiteState.REFUSED, request.object, each, reason))
             else:
-                armed = subscription.status(SiteState.ARMED, request.object, each, armed_after_ns=armed_after_ns)
-                statuses.append(armed)
+                statuses.append(
+                    subscription.status(
+                        SiteState.ARMED, request.object, each, request.note, armed_after_ns=armed_after_ns
+                    )
+                )
             if turn.is_over:
                 yield
                 turn.begin()

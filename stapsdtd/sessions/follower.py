@@ -25,6 +25,7 @@ from stapsdtd.procs.process_maps import MANY_MAPPINGS
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.choices import names_of
 from stapsdtd.sessions.chooser import Chooser
+from stapsdtd.sessions.confining import Confining, visible
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import ConsideredObject, Doubtful, FirstArming, LiveSubscription
 from stapsdtd.sessions.matcher import (
@@ -66,10 +67,10 @@ class ObjectFollower:
         self._live = live
         self._registry = registry
         self._armer = armer
-        self._foreign = foreign
         self._filesystems = filesystems
         self._clock = clock
         self._belongs = Belonging(self._loop)
+        self._confining = Confining(registry, armer, foreign, self._belongs)
         self._is_in_scope = partial(is_in_scope, belongs=self._belongs)
         self._is_mapped_in_scope = partial(is_mapped_in_scope, belongs=self._belongs)
         self._stop_listening = registry.listen(self._on_change)
@@ -132,13 +133,19 @@ class ObjectFollower:
         named = self._named_file(live, obj.key)
         is_free = named is not None and not _is_only_others(live, obj.key, mappings)
         is_installed = obj.key in live.installed
+        limit = self._confining.limit(live, obj.key, mappings)
+        on_gone = partial(self._on_gone, live, obj, mappings.keys())
         if considered := live.considered.get(obj.key):
+            if limit.refusal:
+                self._confining.refuse(live, obj, limit.refusal, ())
+                return
             selected = considered.selected_sites
             is_mapped = self._is_mapped_in_scope(subscription, selected, mappings)
             if is_mapped and considered.is_quiet:
                 self._armer.reveal(live, considered)
             if is_mapped or (is_free and is_wanted_unmapped(subscription, selected, is_installed=is_installed)):
                 live.unknown_since.pop(obj.key, None)
+                self._confining.keep_within(live, considered, limit, named, on_gone)
             elif (considered.is_quiet and not is_free) or self._is_gone(live, obj):
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
                 self._consider_doubtful(live)
@@ -159,8 +166,7 @@ class ObjectFollower:
         owners = subscription.spec.owners
         if owners is not None:
             # do not reveal other users' processes, nor the paths under which they map the object
-            visible = belonging(mappings, owners)
-            mappings = {pid: mapping for pid, mapping in mappings.items() if pid in visible}
+            mappings = visible(mappings, owners)
             paths = [mapping.path for mapping in mappings.values()] + ([named.path] if named else [])
             obj = replace(obj, path=next(iter(paths), obj.path))
             selected = selected_sites(subscription, live.choices, obj, names_of(obj, mappings, named))
@@ -168,8 +174,8 @@ class ObjectFollower:
             return
         is_quiet = owners is not None and is_installed and not is_mapped
         if len(selected) > MAX_SITES:
-            excess = f"{len(selected)} sites of this file match, and a subscription may have {MAX_SITES} of one; "
-            _refuse_once(live, live.oversized, obj, [] if is_quiet else selected[:1], excess + "name fewer probes")
+            too_many = f"{len(selected)} sites of this file match, and a subscription may have {MAX_SITES} of one; "
+            _refuse_once(live, live.oversized, obj, [] if is_quiet else selected[:1], too_many + "name fewer probes")
             return
         if other := live.candidate_for(obj.key):
             live.doubtful[obj.key] = Doubtful(obj, () if is_quiet else selected)
@@ -184,15 +190,12 @@ class ObjectFollower:
             _refuse_once(live, live.crowded, obj, [] if is_quiet else selected, too_slow)
             return
         live.crowded.discard(obj.key)
-        if reason := self._foreign.why_not(subscription.client.name, obj.key):
-            if obj.key not in live.barred:
-                live.barred[obj.key] = obj
-                live.report_all(SiteState.REFUSED, obj, [] if is_quiet else selected, reason)
+        if limit.refusal:
+            self._confining.refuse(live, obj, limit.refusal, [] if is_quiet else selected)
             return
-        live.barred.pop(obj.key, None)
         is_ephemeral = named is None and not self.is_host_file(obj)
         request = ArmRequest(obj, selected, mappings, is_ephemeral, named, is_quiet)
-        self._armer.arm(live, request, partial(self._on_gone, live, obj, mappings.keys()))
+        self._confining.arm(live, request, limit, on_gone)
 
     def _named_file(self, live: LiveSubscription, key: ObjectKey) -> NamedFile | None:
         """Return the file if the client named it, until it is deleted: only those who have it open can map it then."""
@@ -259,11 +262,6 @@ class ObjectFollower:
             if live.candidate_for(doubtful.object.key) is None:
                 self.consider(live, doubtful.object)
 
-    def unmapped(self, live: LiveSubscription) -> list[Object]:
-        """Return the objects that are armed for a subscription, or being armed, and no process maps."""
-        in_files = (each.object for each in live.considered.values() if not each.object.is_kernel)
-        return [obj for obj in in_files if not self._registry.mappings(obj.key)]
-
     def is_host_file(self, obj: Object) -> bool:
         return is_host_file(obj, self._filesystems)
 
@@ -271,9 +269,7 @@ class ObjectFollower:
         for live in list(self._live.values()):
             self.consider(live, change.object)
             if change.vanished:
-                live.choices.forget(change.object.key)
-                live.oversized.discard(change.object.key)
-                live.crowded.discard(change.object.key)
+                live.forget(change.object.key)
 
     def on_main_thread(self, pid: int) -> None:
         """Keep a process armed that has another main thread, or none. For those that are followed, all are patched."""

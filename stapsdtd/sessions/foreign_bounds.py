@@ -1,7 +1,8 @@
 """Bounds what a client's probes may cost processes that the client may not trace.
 
 Every process that maps a library takes a trap at each hit, whoever had its probes armed. A client whose role bounds
-such hits loses the object with the most of them, and cannot get it back at once by subscribing again.
+such hits is confined to its own processes in the object with the most of them, for a while, and cannot change that by
+subscribing again. If that is not enough, it loses the object.
 """
 
 from __future__ import annotations
@@ -15,33 +16,47 @@ from stapsdtd.model import ObjectKey
 
 _FIRST_SECONDS = 30.0
 _LONGEST_SECONDS = 3600.0
+_TAKES_EFFECT_SECONDS = 3.0
+"""Hits that were counted before the object was confined say nothing of those since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """An object that is barred for some seconds. rate: all foreign hits a second of the client. limit: its role's."""
+    """An object that is confined for some seconds. rate: all foreign hits a second of the client. limit: its role's.
+    is_refused: it cost too much though it was armed in the client's own processes alone.
+    """
 
     key: ObjectKey
     rate: int
     limit: int
     seconds: float
+    is_refused: bool = False
 
     @property
-    def reason(self) -> str:
-        return (
-            f"cost other users' processes {self.rate:,} hits/s; your role allows {self.limit:,}; "
-            f"armed again after {self.seconds:.0f} s"
-        )
+    def why_refused(self) -> str:
+        return f"{self._cost}; armed again after {self.seconds:.0f} s"
+
+    @property
+    def why_confined(self) -> str:
+        return f"{self._cost}; armed in those again after {self.seconds:.0f} s"
+
+    @property
+    def _cost(self) -> str:
+        return f"cost other users' processes {self.rate:,} hits/s; your role allows {self.limit:,}"
 
 
 @dataclass(slots=True)
 class _Bar:
     excess: Excess
-    until: float
+    since: float
+
+    @property
+    def until(self) -> float:
+        return self.since + self.excess.seconds
 
 
 class ForeignBounds:
-    """Called from one thread. exceeded: how often an object was barred. clock: in seconds."""
+    """Called from one thread. exceeded: how often an object was confined, or refused. clock: in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -50,7 +65,7 @@ class ForeignBounds:
         self.exceeded = 0
 
     def judge(self, hits: Mapping[tuple[str, ObjectKey], int], limits: Mapping[str, int]) -> list[tuple[str, Excess]]:
-        """Bar objects, those with the most hits first, until each client is within its limit. Return them by name.
+        """Confine objects, those with the most hits first, until each client is within its limit. Return them by name.
 
         hits: by client and object, since the last call. limits: hits a second, of the clients that have a limit.
         """
@@ -65,21 +80,24 @@ class ForeignBounds:
             rate = int(totals[client] / seconds)
             if limit is not None and rate > limit:
                 totals[client] -= count
-                excesses.append((client, self._bar(client, key, rate, limit, now)))
+                if excess := self._bar(client, key, rate, limit, now):
+                    excesses.append((client, excess))
         return excesses
 
-    def _bar(self, client: str, key: ObjectKey, rate: int, limit: int, now: float) -> Excess:
+    def _bar(self, client: str, key: ObjectKey, rate: int, limit: int, now: float) -> Excess | None:
         earlier = self._bars.get((client, key))
+        if earlier is not None and now - earlier.since < _TAKES_EFFECT_SECONDS:
+            return None
         seconds = _FIRST_SECONDS if earlier is None else min(2 * earlier.excess.seconds, _LONGEST_SECONDS)
-        excess = Excess(key, rate, limit, seconds)
-        self._bars[client, key] = _Bar(excess, now + seconds)
+        excess = Excess(key, rate, limit, seconds, is_refused=earlier is not None and now < earlier.until)
+        self._bars[client, key] = _Bar(excess, now)
         self.exceeded += 1
         return excess
 
-    def why_not(self, client: str, key: ObjectKey) -> str | None:
-        """Return why the client may not have the object's probes now, or None if it may."""
+    def excess(self, client: str, key: ObjectKey) -> Excess | None:
+        """Return why the client may have the object's probes in its own processes at most; None if it may in all."""
         bar = self._bars.get((client, key))
-        return None if bar is None or bar.until <= self._clock() else bar.excess.reason
+        return None if bar is None or bar.until <= self._clock() else bar.excess
 
     def forget(self) -> None:
         """Drop bars that ended longer ago than they lasted plus an hour; the next one starts small again."""

@@ -145,17 +145,17 @@ class Housekeeping:
         quotas = {each.name: each.quotas.max_foreign_hits_per_second for each in self._principal_of.values()}
         limits = {name: limit for name, limit in quotas.items() if limit is not None}
         for name, excess in self._foreign.judge(hits, limits):
-            _log.warning("%s", excess.reason, extra=fields(client=name))
+            _log.warning("%s", excess.why_confined, extra=fields(client=name))
             for live in [live for live in self._live.values() if live.subscription.client.name == name]:
-                if excess.key in live.considered:
-                    self._armer.bar(live, excess)
+                if considered := live.considered.get(excess.key):
+                    self._follower.consider(live, considered.object)
         self._foreign.forget()
         for subscription in closed:
             for clause in subscription.clauses:
                 self._principal_of.pop(clause.key, None)
         for live in list(self._live.values()):
             for key, obj in list(live.barred.items()):
-                if self._foreign.why_not(live.subscription.client.name, key) is None:
+                if self._foreign.excess(live.subscription.client.name, key) is None:
                     del live.barred[key]
                     self._follower.consider(live, obj)
 

@@ -26,7 +26,8 @@ class ConsideredObject:
 
     is_ephemeral: see `Target`. user: whose process it is due to. since: when arming began. outcome: None until arming
     is done. is_late: the client knows that it takes long. is_quiet: the client knows nothing of it, since none of the
-    processes that it may trace maps the object.
+    processes that it may trace maps the object. only_in: the only processes that it is armed in, see `ForeignBounds`;
+    None if there is no such restriction.
     """
 
     object: Object
@@ -38,6 +39,7 @@ class ConsideredObject:
     outcome: Outcome | None = None
     is_late: bool = False
     is_quiet: bool = False
+    only_in: frozenset[int] | None = None
 
     @property
     def armed(self) -> tuple[SelectedSite, ...]:
@@ -133,7 +135,8 @@ class FirstArming:
 
 @dataclass(slots=True, eq=False)
 class LiveSubscription:
-    """considered: objects of which the selectors choose sites. barred: objects refused for a while, see ForeignBounds.
+    """considered: objects of which the selectors choose sites. barred: objects that are
+    refused for a while, or confined to its own processes, see `ForeignBounds`.
     pending: objects that cannot be opened yet. files: those that the client named, and those of the inventory, whose
     keys are in installed. is_beyond_bounds: more are installed than may be armed. unknown_since: when the kernel
     stopped knowing whether an object's path leads to it.
@@ -195,6 +198,12 @@ class LiveSubscription:
             del self._by_likeness[key.likeness]
         self.unknown_since.pop(key, None)
         return self.considered.pop(key)
+
+    def forget(self, key: ObjectKey) -> None:
+        """Forget what was found out about an object that is gone."""
+        self.choices.forget(key)
+        self.oversized.discard(key)
+        self.crowded.discard(key)
 
     def report_all(self, state: SiteState, obj: Object, selected: Iterable[SelectedSite], reason: str = "") -> None:
         """Report the same of several sites."""

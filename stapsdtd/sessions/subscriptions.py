@@ -206,7 +206,7 @@ class Subscriptions:
         self._ending.add(live.subscription)
         del self._live[ident]
         self.lifetimes.stop(live)
-        ending = self._ending.begin(live, reason, self.arming.follower.unmapped(live))
+        ending = self._ending.begin(live, reason, self.arming.unmapped(live))
         self.arming.follower.end(live)
         return ending
 

@@ -22,8 +22,8 @@ from stapsdtd.sessions.subscription import Subscription
 
 @dataclass(frozen=True, slots=True)
 class ArmRequest:
-    """mappings: by pid of the processes that map the object. named: if its file is held. is_quiet: see
-    `ConsideredObject`.
+    """mappings: by pid of the processes that map the object. named: if its file is held. is_quiet, only_in: see
+    `ConsideredObject`. note: what the client is told of sites that are armed.
     """
 
     object: Object
@@ -32,6 +32,8 @@ class ArmRequest:
     is_ephemeral: bool
     named: NamedFile | None = None
     is_quiet: bool = False
+    only_in: frozenset[int] | None = None
+    note: str = ""
 
 
 FilteredSite = tuple[SelectedSite, SiteFilter]
@@ -57,6 +59,8 @@ def target_in_steps(
         action, late = _action(engine, clause, obj, each.capture, site_filter)
         site_id = clause.id_to_arm(obj, each.capture, late)
         wanted = wanted_in(subscription, each)
+        if wanted is None:
+            wanted = request.only_in
         link = clause.spec.chain.link_of(obj.path, each.capture.site) if clause.spec.chain else None
         sites.append(TargetSite(each.capture.site, site_id, action, wanted, site_filter.tested, link))
     return Target(

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from stapsdtd.capture.engine import Scope
 from stapsdtd.config import Limits, Quotas, Role
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.model import Object
@@ -94,6 +95,35 @@ def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(
     clock.now += 30
     wait_for(lambda: len(server.engine.armed) == 3, "it to be armed again")
     call.cancel()
+
+
+def test_what_costs_others_too_much_is_armed_in_own_processes_until_a_while_has_passed(
+    tmp_path: Path, clock: Clock, pids: list[int]
+) -> None:
+    role = Role("own", users=("root",), quotas=Quotas(max_foreign_hits_per_second=1000))
+    with served(tmp_path, roles=[role], clock=clock) as server:
+        found = server.file_object(site("a"))
+        server.map(pids[0], found)
+        server.subscribe("app:a")
+        ((subscription_key, _),) = server.engine.armed
+
+        def scope() -> Scope:
+            (wanted,) = server.engine.armed[subscription_key, found.key].sites
+            return wanted.scope
+
+        assert scope() is None
+        clock.now += 1
+        server.engine.hits = {(subscription_key, found.key): 312_000}
+        wait_for(lambda: scope() == {pids[0]}, "it to be confined")
+        server.engine.hits = {}
+        server.map(pids[1], found)
+        assert scope() == set(pids)
+        # it need not be attached anew for fewer
+        server.unmap(pids[0], found)
+        assert scope() == set(pids)
+        clock.now += 30
+        wait_for(lambda: scope() is None, "it to be armed everywhere")
+        assert server.engine.calls.count("disarm") == 0
 
 
 def test_the_first_rate_is_not_of_the_time_in_which_nobody_subscribed(

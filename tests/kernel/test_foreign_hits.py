@@ -33,17 +33,52 @@ def semaphore_of(client: Client, ticker: Ticker, program: Path) -> int:
     return int.from_bytes(mapped_bytes(ticker.pid, str(program), offset, 2, "w"), sys.byteorder)
 
 
-def test_what_costs_strangers_too_much_is_disarmed_and_told(folder: Path, ticker_program: Path) -> None:
+def test_what_costs_strangers_too_much_is_confined_to_own_processes_and_told(
+    folder: Path, ticker_program: Path
+) -> None:
+    shared = copied(ticker_program, folder / "shared")
+    with (
+        daemon_with(folder, BOUND) as daemon,
+        Client(daemon.target) as client,
+        ticker_of(ANNE, shared) as own,
+        ticker_of(BERT, shared) as stranger,
+    ):
+        with recorder(ANNE, daemon, shared) as costly:
+            own.do("fire 5")
+            stranger.begin(FLAT_OUT)
+            wait_for(lambda: semaphore_of(client, stranger, shared) == 0, "the stranger to be left alone")
+            told = wait_for(lambda: [each for each in costly.statuses if each.reason], "a reason")
+            assert [status.state for status in told] == [SiteState.ARMED]
+            assert "your role allows 20,000; armed in those again after 30 s" in told[0].reason
+            assert semaphore_of(client, own, shared) == 1
+            own.do("fire 5")
+            with ticker_of(ANNE, shared) as later:
+                wait_for(lambda: semaphore_of(client, later, shared) == 1, "a process that began meanwhile")
+                later.do("fire 5")
+                wait_for(lambda: len(costly.events) == 15, "events of her own processes")
+            # to ask anew does not help
+            with recorder(ANNE, daemon, shared) as again:
+                assert [status.state for status in again.sites] == [SiteState.ARMED]
+                own.do("fire 5")
+                wait_for(lambda: len(again.events) == 5, "events of her own process")
+                assert semaphore_of(client, stranger, shared) == 0
+        account = costly.account
+        assert account is not None
+        assert (account.fired, account.lost) == (20, 0)
+
+
+def test_what_costs_strangers_too_much_is_disarmed_if_it_is_nowhere_else(folder: Path, ticker_program: Path) -> None:
     shared, other = (copied(ticker_program, folder / name) for name in ("shared", "other"))
     with (
         daemon_with(folder, BOUND) as daemon,
         Client(daemon.target) as client,
-        ticker_of(ANNE, shared),
+        ticker_of(ANNE, shared) as gone,
         ticker_of(ANNE, other) as slow,
         ticker_of(BERT, shared) as stranger,
     ):
         with recorder(ANNE, daemon, shared) as costly, recorder(ANNE, daemon, other) as cheap:
             assert len(costly.armed()) == 1
+            gone.kill()
             assert semaphore_of(client, stranger, shared) == 1
             stranger.begin(FLAT_OUT)
             wait_for(lambda: semaphore_of(client, stranger, shared) == 0, "the stranger to be left alone")
@@ -55,8 +90,9 @@ def test_what_costs_strangers_too_much_is_disarmed_and_told(folder: Path, ticker
             (line,) = [line for line in daemon.log().splitlines() if "cost other users' processes" in line]
             assert f'client="uid {ANNE.uid}"' in line
             # to ask anew does not help
-            with recorder(ANNE, daemon, shared) as again:
-                assert [status.state for status in again.sites] == [SiteState.REFUSED]
+            with ticker_of(ANNE, shared), recorder(ANNE, daemon, shared) as again:
+                assert [status.state for status in again.sites] == [SiteState.ARMED]
+                assert semaphore_of(client, stranger, shared) == 0
             slow.do("fire 5")
             wait_for(lambda: len(cheap.events) == 5, "events of what costs nobody else")
         account = costly.account

@@ -36,11 +36,29 @@ def test_dearest_goes_first_until_the_rest_is_within_the_bound(bounds: ForeignBo
         ("anne", TWO, 3150),
         ("anne", THREE, 650),
     ]
-    reason = "cost other users' processes 3,150 hits/s; your role allows 600; armed again after 30 s"
-    assert bounds.why_not("anne", TWO) == reason
-    assert bounds.why_not("anne", ONE) is None
-    assert bounds.why_not("bert", TWO) is None
+    excess = bounds.excess("anne", TWO)
+    assert excess is not None
+    assert not excess.is_refused
+    cost = "cost other users' processes 3,150 hits/s; your role allows 600; armed "
+    assert (excess.why_refused, excess.why_confined) == (f"{cost}again after 30 s", f"{cost}in those again after 30 s")
+    assert bounds.excess("anne", ONE) is None
+    assert bounds.excess("bert", TWO) is None
     assert bounds.exceeded == 2
+
+
+def test_what_costs_too_much_though_it_is_confined_is_refused(bounds: ForeignBounds, clock: Clock) -> None:
+    hits, limits = {("anne", ONE): 10**6}, {"anne": 1000}
+    clock.now += 1
+    ((_, excess),) = bounds.judge(hits, limits)
+    assert not excess.is_refused
+    # these may have been before it was confined
+    clock.now += 2
+    assert bounds.judge(hits, limits) == []
+    clock.now += 1
+    ((_, excess),) = bounds.judge(hits, limits)
+    assert excess.is_refused
+    assert bounds.excess("anne", ONE) == excess
+    assert (excess.seconds, bounds.exceeded) == (60, 2)
 
 
 def test_who_has_no_bound_loses_nothing(bounds: ForeignBounds, clock: Clock) -> None:
@@ -56,9 +74,9 @@ def test_each_time_it_takes_longer_and_is_forgotten_at_last(bounds: ForeignBound
         waited.append(excess.seconds)
         clock.now += excess.seconds - 0.1
         bounds.forget()
-        assert bounds.why_not("anne", ONE)
+        assert bounds.excess("anne", ONE)
         clock.now += 0.1
-        assert bounds.why_not("anne", ONE) is None
+        assert bounds.excess("anne", ONE) is None
         bounds.judge({}, {})
     assert waited == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     clock.now += 7200

@@ -164,7 +164,8 @@ class Arming:
             self.release(subscription_key, sites, is_awaited=False)
             raise
         further = [site for site in sites if subscription_key in site.consumers]
-        subscription.sites[armed.key] = subscription.sites.get(armed.key, []) + further
+        # some may be armed, for other processes
+        subscription.sites[armed.key] = list(dict.fromkeys(subscription.sites.get(armed.key, []) + further))
         self._objects.forget_unwanted(armed)
         refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]
