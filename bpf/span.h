@@ -89,22 +89,28 @@ static __always_inline bool expire(const struct hit *hit, const struct pairing *
 {
 	const __u64 *begin_ns = bpf_map_lookup_elem(entries, key);
 
-	if (!begin_ns || !is_late(pairing, *begin_ns, now_ns) || bpf_map_delete_elem(entries, key))
+	if (!begin_ns || !is_late(pairing, *begin_ns & ~UNWANTED_START, now_ns) || bpf_map_delete_elem(entries, key))
 		return false;
 	count_span(hit, pairing, SPAN_TIMED_OUT);
 	return true;
 }
 
+static __always_inline bool is_unwanted(const struct hit *hit, const struct pairing *pairing)
+{
+	return pairing->start_filter && !(hit->matched >> ((pairing->start_filter - 1) & 63) & 1);
+}
+
 /* start: begins with its time. */
 static __always_inline void begin_span(const struct hit *hit, const struct pairing *pairing, void *entries,
-				       const __u64 *key, __u64 *start)
+				       const __u64 *key, __u64 *start, bool is_unwanted)
 {
+	__u64 now_ns = bpf_ktime_get_ns();
 	long error;
 
 	count_span(hit, pairing, SPAN_STARTS);
-	*start = bpf_ktime_get_ns();
+	*start = is_unwanted ? now_ns | UNWANTED_START : now_ns;
 	error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
-	if (error == -EEXIST && expire(hit, pairing, entries, key, *start))
+	if (error == -EEXIST && expire(hit, pairing, entries, key, now_ns))
 		error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
 	if (error == -EEXIST && pairing->takes_latest && bpf_map_update_elem(entries, key, start, BPF_EXIST))
 		/* another hit took it out in between */
@@ -113,12 +119,15 @@ static __always_inline void begin_span(const struct hit *hit, const struct pairi
 		count_span(hit, pairing, error == -EEXIST ? SPAN_NESTED : SPAN_TABLE_FULL);
 }
 
-/* Return whether a start waited for this hit, which has it now: the first word of the pair is the time elapsed. */
+/*
+ * Return whether a start waited for this hit that makes a pair which is wanted. The hit has it now: the first word of the
+ * pair is the time elapsed.
+ */
 static __always_inline bool end_span(const struct hit *hit, const struct pairing *pairing, void *entries,
 				     const __u64 *key, __u64 *pair, bool is_small)
 {
 	const void *entry = bpf_map_lookup_elem(entries, key);
-	__u64 now_ns;
+	__u64 now_ns, begin_ns;
 
 	if (!entry) {
 		count_span(hit, pairing, SPAN_UNMATCHED);
@@ -134,13 +143,18 @@ static __always_inline bool end_span(const struct hit *hit, const struct pairing
 		count_span(hit, pairing, SPAN_UNMATCHED);
 		return false;
 	}
-	if (is_late(pairing, *pair, now_ns)) {
+	begin_ns = *pair & ~UNWANTED_START;
+	if (is_late(pairing, begin_ns, now_ns)) {
 		count_span(hit, pairing, SPAN_TIMED_OUT);
 		count_span(hit, pairing, SPAN_UNMATCHED);
 		return false;
 	}
-	*pair = now_ns - *pair;
 	count_span(hit, pairing, SPAN_PAIRED);
+	if (*pair != begin_ns) {
+		count_of(hit, pairing->filter & 63, COUNTER_FILTERED);
+		return false;
+	}
+	*pair = now_ns - begin_ns;
 	return true;
 }
 
@@ -172,7 +186,7 @@ static __always_inline void carry_out_small(struct hit *hit, const struct pairin
 		count_span(hit, pairing, SPAN_LOST);
 		reject(hit, pairing);
 	} else if (!pairing->is_end) {
-		begin_span(hit, pairing, entries, &key, &start);
+		begin_span(hit, pairing, entries, &key, &start, is_unwanted(hit, pairing));
 	} else if (!end_span(hit, pairing, entries, &key, pair, true)) {
 		reject(hit, pairing);
 	}
@@ -189,7 +203,7 @@ static __always_inline void carry_out_any(struct hit *hit, const struct pairing 
 		reject(hit, pairing);
 	} else if (!pairing->is_end) {
 		keep_words(hit, pairing, &space->start);
-		begin_span(hit, pairing, entries, space->key, space->start.words);
+		begin_span(hit, pairing, entries, space->key, space->start.words, is_unwanted(hit, pairing));
 	} else if (!end_span(hit, pairing, entries, space->key, pair->words, false)) {
 		reject(hit, pairing);
 	}
@@ -302,7 +316,7 @@ static __noinline void begin_alone(const struct hit *hit)
 	__u64 key = (__u64)hit->task, start;
 
 	if (entries)
-		begin_span(hit, pairing, entries, &key, &start);
+		begin_span(hit, pairing, entries, &key, &start, false);
 	else
 		count_span(hit, pairing, SPAN_LOST);
 }

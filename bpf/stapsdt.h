@@ -287,8 +287,12 @@ struct pairing {
 	__u8 takes_latest;	/* a start replaces the one that waits */
 	__u8 is_of_call;	/* the key, of two parts: where the frame of a kernel function is, and the function's number */
 	__u8 start_class;	/* 1 to 4: a record of this size is kept of a start of such a key, rather than words */
-	__u8 unused[3];
+	__u8 start_filter;	/* 0, or 1 and the bit that tells which starts make pairs that are wanted */
+	__u8 unused[2];
 };
+
+/* With the time of a start, its first word: the pair that it makes is not wanted. */
+#define UNWANTED_START (1ULL << 63)
 
 /* Cells from plan.counters + pairing.cells on. The last one is for hits whose key could not be read. */
 enum span_counter {

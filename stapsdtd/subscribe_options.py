@@ -51,7 +51,7 @@ class Span:
     start_where: a filter expression for starts; `SubscribeOptions.where` is for ends and, with `elapsed`, for pairs.
     key: what start and end have in common, as `Aggregate.by`, without strings; the thread if empty.
     timeout_ms: how long a start waits for its end; 0 for no limit.
-    nested: an end belongs to the last start that has none yet, to a depth of 16, rather than to the first.
+    nested: an end belongs to the last start that has none yet, to a depth of 128, rather than to the first.
     max_open: how many keys may wait for their ends; 0 for the server's limit.
     latest: an end belongs to the latest start, which replaces the one that waited.
     """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.api.aggregations import parse_aggregation
 from stapsdtd.api.chains import parse_chain
 from stapsdtd.api.spans import divided, is_of_pairs, parse_span
 from stapsdtd.api.texts import RequestTexts
+from stapsdtd.catalog.selectors import Selector
 from stapsdtd.config.request_limits import MAX_CLAUSES, MAX_FIELDS, MAX_TAG_BYTES
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import BuiltIn
@@ -16,11 +18,13 @@ from stapsdtd.query.expression import Cgroup, Condition
 from stapsdtd.query.scope import combined
 from stapsdtd.query.sources import ExpressionSource
 from stapsdtd.sessions.fields import ComputedField, Field
-from stapsdtd.sessions.spec import ClauseSpec
+from stapsdtd.sessions.spec import ClauseSpec, SpanSpec
 from stapsdtd.spans.span import is_of_pair
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _BUILT_INS = {each.value: each for each in BuiltIn if each is not BuiltIn.ELAPSED}
+_Required = tuple[Condition | None, Condition | None]
+"""What is required of a hit, by the scope too, and of the pair that it is part of."""
 _SHORT_FORM = ("selectors", "where", "fields", "aggregation", "span")
 
 
@@ -79,6 +83,11 @@ def _check_tag(tag: str, others: set[str]) -> None:
         raise InvalidArgumentError("tag", f"another clause is {tag!r}, too")
 
 
+def _check_start(where: Condition) -> None:
+    if is_of_pairs(where):
+        raise InvalidArgumentError("span.start_where", "elapsed is not known yet when a span begins")
+
+
 class _ClauseParser:
     """Of one request. What clauses have in common is made of its text once."""
 
@@ -92,37 +101,65 @@ class _ClauseParser:
         if not clause.selectors:
             raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
         parsed = self._texts.selectors(clause.selectors)
-        of_hits, of_pairs = self._of_all, None
-        if clause.where.strip():
-            of_hits, of_pairs = self._texts.expressions.condition(clause.where, "where", self._divided)
         aggregation = parse_aggregation(clause, parsed, self._texts.expressions)
+        if clause.HasField("span"):
+            of_hits, span = self._span(clause, parsed, aggregation)
+        else:
+            (of_hits, _), span = self._required("where", clause.where, self._of_hits), None
         return ClauseSpec(
             parsed,
             clause.where,
             of_hits,
-            fields=self._fields(clause.fields, in_span=clause.HasField("span")),
+            fields=self._fields(clause.fields, in_span=span is not None),
             aggregation=aggregation,
-            span=parse_span(
-                clause, self._texts, self._of_starts, ends=parsed, of_pairs=of_pairs, aggregation=aggregation
-            ),
+            span=span,
             chain=parse_chain(clause, self._functions),
             tag=clause.tag,
         )
 
-    def _divided(self, where: Condition) -> tuple[Condition | None, Condition | None]:
-        """Return what is required of hits, by the scope too, and of pairs."""
+    def _span(
+        self, clause: pb.Clause, ends: Sequence[Selector], aggregation: Aggregation | None
+    ) -> tuple[Condition | None, SpanSpec]:
+        """Return what is required of a hit to be an end, and the span.
+
+        A filter does not change which start an end belongs to, unless the latest start counts, as in D: a program there
+        says itself which hits are starts and ends. An entry of a kernel function belongs to its return anyway.
+        """
+        span, starts = parse_span(clause.span, self._texts, ends=ends, aggregation=aggregation)
+        is_of_hit = span.takes_latest or span.is_of_calls
+        of_end, pair_predicate = self._required(
+            "where", clause.where, self._divided if span.takes_latest else self._of_pair
+        )
+        of_start, start_predicate = self._required(
+            "span.start_where", clause.span.start_where, self._of_starts if is_of_hit else self._of_pairs_start
+        )
+        return of_end, SpanSpec(span, starts, of_start, start_predicate, pair_predicate)
+
+    def _required(self, field: str, text: str, requirements: Callable[[Condition], _Required]) -> _Required:
+        """Return what a condition and the scope require. requirements: of the condition; see `_Required`."""
+        return self._texts.expressions.condition(text, field, requirements) if text.strip() else (self._of_all, None)
+
+    def _of_hits(self, where: Condition) -> _Required:
+        if is_of_pairs(where):
+            raise InvalidArgumentError("where", "elapsed is the time of a span, and the request has none")
+        return self._of_scope.and_also(where), None
+
+    def _divided(self, where: Condition) -> _Required:
         of_hits, of_pairs = divided(where)
         return self._of_scope.and_also(of_hits), of_pairs
 
-    def _of_starts(self, text: str) -> Condition | None:
-        if not text.strip():
-            return self._of_all
-        return self._texts.expressions.condition(text, "span.start_where", self._start_in_scope)
+    def _of_pair(self, where: Condition) -> _Required:
+        # for its limit
+        self._of_scope.and_also(where)
+        return self._of_all, where
 
-    def _start_in_scope(self, where: Condition) -> Condition | None:
-        if is_of_pairs(where):
-            raise InvalidArgumentError("span.start_where", "elapsed is not known yet when a span begins")
-        return self._of_scope.and_also(where)
+    def _of_starts(self, where: Condition) -> _Required:
+        _check_start(where)
+        return self._of_scope.and_also(where), None
+
+    def _of_pairs_start(self, where: Condition) -> _Required:
+        _check_start(where)
+        return self._of_pair(where)
 
     def _fields(self, texts: Sequence[str], *, in_span: bool) -> tuple[Field, ...]:
         if len(texts) > MAX_FIELDS:

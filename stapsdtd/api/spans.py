@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, HitField, KeySource
@@ -16,7 +16,6 @@ from stapsdtd.model import Capture, StartArgument
 from stapsdtd.query.expression import Condition, Field, all_of, conjuncts, walk
 from stapsdtd.query.parse import Expressions
 from stapsdtd.query.sources import ExpressionSource
-from stapsdtd.sessions.spec import SpanSpec
 from stapsdtd.spans.span import Span, is_of_pair
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -39,24 +38,13 @@ def is_of_pairs(condition: Condition) -> bool:
 
 
 def parse_span(
-    clause: pb.Clause,
+    wanted: pb.Span,
     texts: RequestTexts,
-    of_starts: Callable[[str], Condition | None],
     *,
     ends: Sequence[selectors.Selector],
-    of_pairs: Condition | None,
     aggregation: Aggregation | None,
-) -> SpanSpec | None:
-    """Return what is to be paired; None if nothing is.
-
-    of_starts: returns what start_where and the scope require. ends: choose the ends. of_pairs: what is required of
-    pairs. aggregation: of pairs, if any.
-    """
-    if not clause.HasField("span"):
-        if of_pairs is not None:
-            raise InvalidArgumentError("where", "elapsed is the time of a span, and the request has none")
-        return None
-    wanted = clause.span
+) -> tuple[Span, tuple[selectors.Selector, ...]]:
+    """Return what is to be paired, and what chooses the starts. ends: choose the ends. aggregation: of pairs."""
     if not wanted.start_selectors:
         raise InvalidArgumentError(_STARTS, "at least one is needed, such as postgresql:query__start")
     starts = texts.selectors(wanted.start_selectors, _STARTS)
@@ -75,7 +63,7 @@ def parse_span(
         is_of_calls=key == _OF_THREAD and not wanted.latest and _are_of_calls(starts, ends),
         is_added=aggregation is not None,
     )
-    return SpanSpec(span, starts, of_starts(wanted.start_where), of_pairs)
+    return span, starts
 
 
 def _are_of_calls(starts: Sequence[selectors.Selector], ends: Sequence[selectors.Selector]) -> bool:

@@ -30,9 +30,13 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class BeginSpan:
-    """Keep the hit until the end that has its key. All sites of a subscription have the same span."""
+    """Keep the hit until the end that has its key. All sites of a subscription have the same span.
+
+    predicate: what is required of the hit for its pair to be wanted. The end of another one counts as filtered.
+    """
 
     span: Span
+    predicate: Condition | None = None
 
     @property
     def captures(self) -> tuple[Capture, ...]:
@@ -43,11 +47,18 @@ class BeginSpan:
 class EndSpan:
     """If a start waits for this hit, carry out another action, whose captures may be of the pair; see
     `spans.span.is_of_pair`. predicate: what is required of the pair; the end of another one counts as filtered.
+    is_start_filtered: whether some starts have a predicate.
     """
 
     span: Span
     action: Emit | Aggregate
     predicate: Condition | None = None
+    is_start_filtered: bool = False
+
+    @property
+    def is_filtered(self) -> bool:
+        """Report whether some pairs may not be wanted."""
+        return self.predicate is not None or self.is_start_filtered
 
     @property
     def captures(self) -> tuple[Capture, ...]:

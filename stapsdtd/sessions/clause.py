@@ -62,7 +62,8 @@ class Clause:
         self.table: Table | None = aggregator.table if aggregator else None
         self.pairing: Pairing | None = None
         if spec.span and not engine_pairs:
-            self.pairing = Pairing(spec.span.span, sites.known, spec.of_pairs, queue_bytes)
+            starts = ConditionFilter(spec.filter_of_starts_alone, sites.known) if spec.span.start_predicate else None
+            self.pairing = Pairing(spec.span.span, sites.known, spec.of_pairs, queue_bytes, starts=starts)
         filter_of_pairs = partial(spec.filter_of_pairs, in_engine=engine_pairs)
         self.sink = EventSink(
             name,
@@ -121,8 +122,8 @@ class Clause:
 
     def evaluated_late(self, sites: Iterable[Site]) -> dict[Condition, str]:
         """Return which parts of the filter the engine tests neither of hits nor of the pairs that it makes, and why."""
-        of_pairs = self.spec.span.pair_predicate if self.spec.span and self.engine_pairs else None
         sites = tuple(sites)
+        of_pairs = self.spec.span.pair_predicate if self.spec.span else None
         return evaluated_late(self.spec.predicate, sites) | evaluated_late(of_pairs, sites)
 
     def added_late(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
+from stapsdtd.events.columns import Bools
 from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.model import SiteCapture
 from stapsdtd.query.evaluate import accepted
@@ -33,18 +34,25 @@ class ConditionFilter:
         return any(each.evaluated is not None for each, _ in self._filters_of(batch.site_ids()).values())
 
     def rest(self, batch: EventBatch) -> EventBatch:
-        filters = self._filters_of(batch.site_ids())
-        if all(each.evaluated is None for each, _ in filters.values()):
+        if not self.evaluates(batch):
             return batch
-        kept = np.ones(len(batch), np.bool_)
-        tables: list[ValueTable] = []
+        filters = self._filters_of(batch.site_ids())
+        tables = [
+            ValueTable(events.tables[0].columns[: filters[site_id][0].width], positions)
+            for site_id, positions, events in batch.by_site()
+        ]
+        return replace(batch, tables=unite(tables)).take(np.flatnonzero(self.satisfied(batch)))
+
+    def satisfied(self, batch: EventBatch) -> Bools:
+        """Report for each event whether it satisfies the condition."""
+        filters = self._filters_of(batch.site_ids())
+        satisfied = np.ones(len(batch), np.bool_)
         for site_id, positions, events in batch.by_site():
             site_filter, module = filters[site_id]
             if site_filter.evaluated is not None:
                 of_site = SiteEvents(site_filter.site, module, site_filter.captures, events)
-                kept[positions] = accepted(site_filter.evaluated, of_site)
-            tables.append(ValueTable(events.tables[0].columns[: site_filter.width], positions))
-        return replace(batch, tables=unite(tables)).take(np.flatnonzero(kept))
+                satisfied[positions] = accepted(site_filter.evaluated, of_site)
+        return satisfied
 
     def _filters_of(self, site_ids: list[int]) -> dict[int, tuple[SiteFilter, str]]:
         new = [site_id for site_id in site_ids if site_id not in self._filters]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel import procfs
 from stapsdtd.model import SiteCapture
+from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.pairing import Paired, Pairer, Thread
 from stapsdtd.spans.span import Span, SpanCounts
@@ -28,10 +29,13 @@ class Pairing:
         of_pairs: Callable[[SiteCapture], SiteCapture],
         max_bytes: int,
         max_looks: int = _MAX_LOOKS,
+        *,
+        starts: ConditionFilter | None = None,
     ) -> None:
         """of_pairs: see `ClauseSpec`. max_bytes: see `Pairer`. max_looks: how many processes' threads are looked at
-        in a call.
+        in a call. starts: tells which make pairs that are wanted; None if all do.
         """
+        self._starts = starts
         self._pairer = Pairer(span, max_bytes)
         self._known_sites = known_sites
         self._of_pairs = of_pairs
@@ -41,7 +45,9 @@ class Pairing:
     def add(self, batch: EventBatch) -> Paired:
         """Take hits, in the order of time. Return pairs."""
         known = self._known_sites(batch.site_ids())
-        return self._pairer.add(batch, {site_id: self._of_pairs(site.capture) for site_id, site in known.items()})
+        wanted = self._starts.satisfied(batch) if self._starts else None
+        sites = {site_id: self._of_pairs(site.capture) for site_id, site in known.items()}
+        return self._pairer.add(batch, sites, wanted)
 
     def ended_threads(self) -> frozenset[Thread]:
         """Return threads that have ended although spans wait for them. Hits of theirs may still be on their way.

@@ -222,6 +222,7 @@ class EventSink:
             return batch
         paired = self._pairing.add(batch)
         self.spanned(paired.counts)
+        self.filtered(paired.unwanted)
         if paired.unread:
             self.lost(LossStage.DECODE, paired.unread)
         return paired.pairs

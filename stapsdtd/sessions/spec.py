@@ -20,13 +20,15 @@ from stapsdtd.subscribe_options import Scope
 
 @dataclass(frozen=True, slots=True)
 class SpanSpec:
-    """selectors: choose the starts. predicate: what these and the scope require of a start, pair_predicate: of a pair;
-    None if all are wanted.
+    """selectors: choose the starts. predicate: what is required of a hit to be a start. start_predicate: what is
+    required of the start of a pair that is wanted, pair_predicate: of the pair; others are paired all the same, and
+    count as filtered. None if all are wanted.
     """
 
     span: Span
     selectors: tuple[Selector, ...]
     predicate: Condition | None = None
+    start_predicate: Condition | None = None
     pair_predicate: Condition | None = None
 
 
@@ -51,14 +53,14 @@ class ClauseSpec:
 
     @property
     def _predicates(self) -> list[Condition]:
-        """What is required of hits."""
-        predicates = [self.predicate, self.span.predicate if self.span else None]
-        return [each for each in predicates if each is not None]
+        """What is required of hits, starts that do not satisfy it included."""
+        of_span = (self.span.predicate, self.span.start_predicate) if self.span else ()
+        return [each for each in (self.predicate, *of_span) if each is not None]
 
     @property
     def is_unfiltered(self) -> bool:
         """Report whether all hits are wanted."""
-        return not self._predicates
+        return self.predicate is None and (self.span is None or self.span.predicate is None)
 
     @property
     def filters_pairs(self) -> bool:
@@ -101,12 +103,13 @@ class ClauseSpec:
         wanted = selected.capture
         if selected.is_both:
             return "it would be both the start and the end of a span"
-        if in_engine and self.filter_at(wanted).evaluated is not None:
+        of_start = self.filter_of_starts(wanted, in_engine=in_engine)
+        if in_engine and (self.filter_at(wanted).evaluated is not None or of_start.evaluated is not None):
             return "its filter cannot be tested where it hits, so that the engine cannot pair it"
         for part in self.span.span.key:
             if isinstance(part, Capture) and (reason := why_not_at_hit(part, wanted.site, why_not)):
                 return f"cannot pair by {subject_text(part)}: {reason}"
-        return None if wanted.is_start else self.filter_of_pairs(wanted, in_engine=in_engine).why_not(why_not)
+        return (of_start if wanted.is_start else self.filter_of_pairs(wanted, in_engine=in_engine)).why_not(why_not)
 
     def filter_at(self, wanted: SiteCapture) -> SiteFilter:
         """Return how hits of a site are filtered, and what has to be captured of them."""
@@ -116,10 +119,22 @@ class ClauseSpec:
         return SiteFilter.of(predicate, self.span.span.at_hit(self.of_pairs(wanted)))
 
     def of_pairs(self, wanted: SiteCapture) -> SiteCapture:
-        """Return what has to be known of the pairs that end at a site, before they are filtered."""
-        if wanted.is_start or not self.filters_pairs:
-            return wanted
-        return replace(wanted, captures=self.filter_of_pairs(wanted, in_engine=False).captures)
+        """Return what has to be known of starts at a site, or of the pairs that end there, before they are filtered."""
+        of = self.filter_of_starts if wanted.is_start else self.filter_of_pairs
+        return replace(wanted, captures=of(wanted, in_engine=False).captures)
+
+    def filter_of_starts(self, wanted: SiteCapture, *, in_engine: bool) -> SiteFilter:
+        """Return which starts at a site make pairs that are wanted. in_engine: as `filter_of_pairs`."""
+        is_filtered = self.span is not None and wanted.is_start
+        return SiteFilter.of(
+            self.span.start_predicate if is_filtered and self.span else None, wanted, in_engine=in_engine
+        )
+
+    def filter_of_starts_alone(self, wanted: SiteCapture) -> SiteFilter:
+        """Return which of the starts that the daemon pairs make pairs that are wanted. Ends are not filtered."""
+        if self.span is None:
+            raise ValueError("no hit is a start")
+        return self.filter_of_starts(self.span.span.at_hit(self.of_pairs(wanted)), in_engine=False)
 
     def filter_of_pairs(self, wanted: SiteCapture, *, in_engine: bool) -> SiteFilter:
         """Return how the pairs of a span are filtered whose end is at a site. in_engine: if it makes them."""

@@ -86,10 +86,11 @@ def _action(
         reason = engine.why_not_paired(spec.span.span) or "its filter is evaluated after the hit"
         return Emit(hits.captures), reason if spec.aggregation else None
     if wanted.is_start:
-        return BeginSpan(spec.span.span), None
+        return BeginSpan(spec.span.span, spec.filter_of_starts(wanted, in_engine=True).tested), None
     pairs = spec.filter_of_pairs(wanted, in_engine=True)
     action, late = _made_of(engine, spec.aggregation, obj, pairs)
-    return EndSpan(spec.span.span, action, pairs.tested), late
+    is_start_filtered = spec.span.start_predicate is not None
+    return EndSpan(spec.span.span, action, pairs.tested, is_start_filtered=is_start_filtered), late
 
 
 def _made_of(

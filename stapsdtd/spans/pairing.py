@@ -12,7 +12,7 @@ import numpy as np
 
 from stapsdtd.aggregate.aggregation import HitField, KeySource
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
-from stapsdtd.events.columns import I64, Numbers, Strings, ValueColumn
+from stapsdtd.events.columns import I64, Bools, Numbers, Strings, ValueColumn
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
 from stapsdtd.spans.span import Span, SpanCounts
 
@@ -31,12 +31,15 @@ class Thread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """values: those of `Span.start_captures`. layout: of the columns that they were in. nbytes: of memory, about."""
+    """values: those of `Span.start_captures`. layout: of the columns that they were in. is_wanted: whether its pair is.
+    nbytes: of memory, about.
+    """
 
     time_ns: int
     thread: Thread
     values: _Values
     layout: tuple[str, ...]
+    is_wanted: bool
 
     @property
     def nbytes(self) -> int:
@@ -45,11 +48,14 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """pairs: events of the ends. unread: hits whose key, or site, is unknown."""
+    """pairs: events of the ends. unread: hits whose key, or site, is unknown. unwanted: how many pairs were left out
+    because of their starts; in counts they are paired.
+    """
 
     pairs: EventBatch
     counts: SpanCounts
     unread: int
+    unwanted: int
 
 
 class Pairer:
@@ -62,13 +68,19 @@ class Pairer:
         self._bytes = 0
         self._lock = threading.Lock()
         self._open: dict[_Values, list[_Start]] = {}
+        self._unkept: dict[_Values, int] = {}
+        """How many starts began within the last one that waits, and are not kept: as many ends are theirs."""
 
-    def add(self, batch: EventBatch, sites: Mapping[int, SiteCapture]) -> Paired:
-        """Take hits, in the order of time, whose values are those of `Span.at_hit`. sites: by id."""
-        keys, starts = self._hits(batch, sites)
+    def add(self, batch: EventBatch, sites: Mapping[int, SiteCapture], wanted: Bools | None = None) -> Paired:
+        """Take hits, in the order of time, whose values are those of `Span.at_hit`.
+
+        sites: by id. wanted: of starts, whether their pairs are; None if all are.
+        """
+        keys, starts = self._hits(batch, sites, np.ones(len(batch), np.bool_) if wanted is None else wanted)
         counts: Counter[str] = Counter()
         ends: list[int] = []
         their_starts: list[_Start] = []
+        unwanted = 0
         times = batch.time_ns.tolist()
         with self._lock:
             for row, (key, start) in enumerate(zip(keys, starts, strict=True)):
@@ -77,10 +89,13 @@ class Pairer:
                 if start is not None:
                     self._begin(key, start, counts)
                 elif found := self._end(key, times[row], counts):
+                    if not found.is_wanted:
+                        unwanted += 1
+                        continue
                     ends.append(row)
                     their_starts.append(found)
         pairs = self._pairs(batch.take(np.array(ends, np.intp)), their_starts, sites)
-        return Paired(pairs, SpanCounts(**counts), keys.count(None))
+        return Paired(pairs, SpanCounts(**counts), keys.count(None), unwanted)
 
     def _begin(self, key: _Values, start: _Start, counts: Counter[str]) -> None:
         counts["starts"] += 1
@@ -93,18 +108,32 @@ class Pairer:
             counts["nested"] += 1
             self._drop(key, waiting)
             waiting = []
-        if len(waiting) >= self._span.most_waiting:
+        if len(waiting) >= self._span.most_waiting or key in self._unkept:
             counts["nested"] += 1
+            self._leave_out(key)
             return
         nbytes = start.nbytes + _text_bytes(key)
         is_full = not waiting and len(self._open) >= self._span.max_open
         if is_full or self._bytes + nbytes > self._max_bytes:
             counts["table_full"] += 1
+            if waiting:
+                self._leave_out(key)
             return
         self._bytes += nbytes
         self._open.setdefault(key, []).append(start)
 
+    def _leave_out(self, key: _Values) -> None:
+        """Remember that an end is to come that is not the end of the last start that waits."""
+        if self._span.most_waiting > 1:
+            self._unkept[key] = self._unkept.get(key, 0) + 1
+
     def _end(self, key: _Values, time_ns: int, counts: Counter[str]) -> _Start | None:
+        if unkept := self._unkept.get(key):
+            counts["unmatched"] += 1
+            self._unkept[key] = unkept - 1
+            if unkept == 1:
+                del self._unkept[key]
+            return None
         waiting = self._open.get(key)
         start = waiting[-1] if waiting else None
         if start is not None:
@@ -124,6 +153,7 @@ class Pairer:
             self._open[key] = left
         else:
             del self._open[key]
+            self._unkept.pop(key, None)
 
     def _is_late(self, start: _Start, now_ns: int) -> bool:
         return 0 < self._span.timeout_ns < now_ns - start.time_ns
@@ -160,7 +190,7 @@ class Pairer:
         return removed
 
     def _hits(
-        self, batch: EventBatch, sites: Mapping[int, SiteCapture]
+        self, batch: EventBatch, sites: Mapping[int, SiteCapture], wanted: Bools
     ) -> tuple[list[_Values | None], list[_Start | None]]:
         """Return each event's key, None if it is unknown, and what is to be kept of it, None if it is an end."""
         keys: list[_Values | None] = [None] * len(batch)
@@ -176,18 +206,18 @@ class Pairer:
             ):
                 keys[row] = None if None in key else key
             if site.is_start:
-                for row, start in zip(rows, self._starts(events, columns), strict=True):
+                for row, start in zip(rows, self._starts(events, columns, wanted[positions]), strict=True):
                     starts[row] = start
         return keys, starts
 
-    def _starts(self, events: EventBatch, columns: Mapping[Capture, ValueColumn]) -> list[_Start]:
+    def _starts(self, events: EventBatch, columns: Mapping[Capture, ValueColumn], wanted: Bools) -> list[_Start]:
         kept = [columns[capture] for capture in self._span.start_captures]
         layout = tuple(column.layout for column in kept)
         values = zip(*map(values_of, kept), strict=True) if kept else [()] * len(events)
         times, pids, tids = events.time_ns.tolist(), events.pid.tolist(), events.tid.tolist()
         return [
-            _Start(time_ns, Thread(pid, tid), of_start, layout)
-            for time_ns, pid, tid, of_start in zip(times, pids, tids, values, strict=True)
+            _Start(time_ns, Thread(pid, tid), of_start, layout, is_wanted)
+            for time_ns, pid, tid, of_start, is_wanted in zip(times, pids, tids, values, wanted.tolist(), strict=True)
         ]
 
     def _pairs(self, ends: EventBatch, starts: Sequence[_Start], sites: Mapping[int, SiteCapture]) -> EventBatch:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from stapsdtd.aggregate.aggregation import HitField, KeySource
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
 
-MAX_DEPTH = 16
-"""Of starts with the same key, where they are nested."""
+MAX_DEPTH = 128
+"""Of starts with the same key that wait, where they are nested."""
 
 
 @dataclass(frozen=True, slots=True)

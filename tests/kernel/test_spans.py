@@ -121,11 +121,10 @@ def test_the_latest_start_wins_where_it_replaces_the_others(client: Client, span
 
 
 def test_nested_spans(client: Client, spanner: Ticker) -> None:
-    events, account = pairs_of(client, spanner, "recurse 20", nested=True)
-    assert [event.values[:2] for event in events] == [
-        (depth, 15 - number) for number, depth in enumerate(range(19, 3, -1))
-    ]
-    assert check(account) == SpanAccount(starts=20, paired=16, nested=4, unmatched=4)
+    events, account = pairs_of(client, spanner, "recurse 140", nested=True)
+    # deeper ones are not kept, and their ends are nobody else's
+    assert [event.values[:2] for event in events] == [(depth, depth) for depth in range(127, -1, -1)]
+    assert check(account) == SpanAccount(starts=140, paired=128, nested=12, unmatched=12)
 
 
 @pytest.mark.vm
@@ -194,11 +193,85 @@ def test_starts_time_out(client: Client, spanner: Ticker) -> None:
 def test_filters_of_both_ends_and_of_pairs(client: Client, spanner: Ticker) -> None:
     options = SubscribeOptions(where="arg1 % 2 == 0 && elapsed > 0")
     events, account = pairs_of(client, spanner, "pairs 100", options=options, start_where="arg1 >= 50")
-    # an odd end is none, so that the start before it waits for the next, and the start after that is nested
-    assert [event.values[:2] for event in events] == [(50, 50)] + [(number, number - 1) for number in range(52, 100, 2)]
-    spans = check(account)
-    assert (spans.starts, spans.paired, spans.nested, spans.open) == (50, 25, 24, 1)
-    assert (account.delivered, account.filtered, spans.unmatched) == (25, 50 + 50, 25)
+    assert [event.values[:2] for event in events] == [(number, number) for number in range(50, 100, 2)]
+    assert check(account) == SpanAccount(starts=100, paired=100)
+    assert (account.delivered, account.filtered) == (25, 75)
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize(
+    ("wanted", "starts"),
+    [
+        ({"nested": True}, "(arg1)"),
+        ({"nested": True, "timeout_ms": 60_000}, "(arg1)"),
+        ({}, "(arg1)"),
+        ({}, "()"),
+        ({"key": ["arg0"], "timeout_ms": 60_000}, "(arg1)"),
+    ],
+)
+def test_filters_do_not_change_which_start_an_end_belongs_to(
+    client: Client, spanner: Ticker, wanted: dict[str, object], starts: str
+) -> None:
+    """In a recursion, where the first start has the last end; or the innermost one, if spans are nested."""
+    spans = {}
+    for start_where, where in [("", ""), ("arg1 >= 3", ""), ("", "arg1 % 2 == 0"), ("arg1 == 0", "arg1 == 4")]:
+        options = SubscribeOptions(where=where)
+        events, account = pairs_of(
+            client,
+            spanner,
+            "recurse 5",
+            starts=starts,
+            options=options,
+            start_where=start_where,
+            **wanted,  # type: ignore[arg-type]
+        )
+        spans[start_where, where] = check(account)
+        pairs = [(depth, depth) for depth in range(4, -1, -1)] if wanted.get("nested") else [(4, 0)]
+        kept = [
+            (end, start)
+            for end, start in pairs
+            if (start >= 3 if start_where == "arg1 >= 3" else start == 0 or not start_where)
+            and (end % 2 == 0 if where == "arg1 % 2 == 0" else end == 4 or not where)
+        ]
+        found = [(event.values[0], event.values[1] if starts == "(arg1)" else None) for event in events]
+        assert found == [(end, start if starts == "(arg1)" else None) for end, start in kept]
+        assert account.filtered == len(pairs) - len(kept)
+    assert len(set(spans.values())) == 1
+
+
+def test_filters_of_starts_that_are_texts(client: Client, spanner: Ticker) -> None:
+    """Which the daemon tests, so that it pairs, too."""
+    events, account = pairs_of(client, spanner, "pairs 20", start_where='str(arg2) ~ "work [12]"')
+    assert [event.values[:2] for event in events] == [(number, number) for number in range(20) if number % 7 in {1, 2}]
+    assert check(account) == SpanAccount(starts=20, paired=20)
+    assert account.filtered == 20 - len(events)
+
+
+@pytest.mark.vm
+def test_pairs_that_start_filters_leave_are_added_up(client: Client, spanner: Ticker) -> None:
+    span = Span(start_selectors=[probe("begin")], start_where="arg1 >= 30")
+    for wanted in (Aggregate(), Aggregate(functions=["count", "max"], value="arg1", by=["start.arg1"])):
+        with client.aggregate(probe("end"), wanted, SubscribeOptions(where="arg1 < 90"), span) as subscription:
+            spanner.do("pairs 100")
+            subscription.unsubscribe()
+            (snapshot,) = subscription.snapshots()
+        assert sum(row.values["count"] or 0 for row in snapshot.rows) == 60
+        assert check(snapshot.account) == SpanAccount(starts=100, paired=100)
+        assert (snapshot.account.aggregated, snapshot.account.filtered) == (60, 40)
+
+
+def test_starts_that_are_filtered_time_out_as_others_do(client: Client, spanner: Ticker) -> None:
+    _, account = pairs_of(client, spanner, "pairs 10", start_where="arg1 >= 5", timeout_ms=60_000)
+    assert check(account) == SpanAccount(starts=10, paired=10)
+    span = Span(start_selectors=[probe("begin")], key=["arg0"], start_where="arg0 > 5", timeout_ms=1)
+    with client.subscribe(probe("end"), span=span) as subscription:
+        spanner.do("begin 1")
+
+        def timed_out() -> bool:
+            (found,) = (each for each in client.subscriptions() if each.id == subscription.id)
+            return found.account.spans.timed_out == 1
+
+        wait_for(timed_out, "the start to time out")
 
 
 def test_pairs_that_are_filtered(client: Client, spanner: Ticker) -> None:
@@ -229,8 +302,7 @@ def test_pairs_are_filtered_where_they_are_made(
     with ExitStack() as stack:
         adding = [stack.enter_context(client.aggregate(probe("end"), each, options, span)) for each in wanted]
         assert [not each.added_late for each in adding] == [engine == "bpf" and not is_late] * len(adding)
-        # where the daemon pairs, added_late says that
-        reasons = [NOT_INTEGER] if engine == "bpf" and is_late else []
+        reasons = [NOT_INTEGER] if is_late else []
         assert [list(each.evaluated_late.values()) for each in adding] == [reasons] * len(adding)
         spanner.do("pairs 30")
         spanner.do("threads 4 30")

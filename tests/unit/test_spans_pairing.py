@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
 from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.pairing import Pairer, Thread
-from stapsdtd.spans.span import MAX_DEPTH, Span, SpanCounts
+from stapsdtd.spans.span import Span, SpanCounts
 from tests.unit.samples import argument, sample_object, site, value_list
 
 KEY, TEXT = Capture(0), Capture(1, is_string=True)
@@ -44,14 +45,20 @@ class Hit:
         return self.time_ns
 
 
+DEPTH = 3
+"""For a test of few hits."""
+
+
 @dataclass
 class Model:
     """What the documentation says, literally."""
 
     span: Span
     waiting: dict[tuple[int | None, ...], list[Hit]] = field(default_factory=dict)
+    unkept: dict[tuple[int | None, ...], int] = field(default_factory=dict)
     counts: SpanCounts = field(default_factory=SpanCounts)
     unread: int = 0
+    unwanted: int = 0
     pairs: list[tuple[int, int, bytes, int]] = field(default_factory=list)
 
     def take(self, hit: Hit) -> None:
@@ -66,6 +73,7 @@ class Model:
             self.counts += self.end(key, starts, hit)
         if not self.waiting.get(key):
             self.waiting.pop(key, None)
+            self.unkept.pop(key, None)
 
     def is_late(self, start: Hit, now_ns: int) -> bool:
         return self.span.timeout_ns > 0 and now_ns - start.time_ns > self.span.timeout_ns
@@ -74,11 +82,14 @@ class Model:
         if starts and self.is_late(starts[-1], hit.time_ns):
             late = len(starts)
             self.waiting[key] = [hit]
+            self.unkept.pop(key, None)
             return SpanCounts(starts=1, timed_out=late)
         if starts and self.span.takes_latest:
             self.waiting[key] = [hit]
             return SpanCounts(starts=1, nested=1)
-        if len(starts) == (MAX_DEPTH if self.span.is_nested else 1):
+        if len(starts) == (DEPTH if self.span.is_nested else 1) or self.unkept.get(key):
+            if self.span.is_nested:
+                self.unkept[key] = self.unkept.get(key, 0) + 1
             return SpanCounts(starts=1, nested=1)
         if not starts and len(self.waiting) == self.span.max_open:
             return SpanCounts(starts=1, table_full=1)
@@ -86,14 +97,24 @@ class Model:
         return SpanCounts(starts=1)
 
     def end(self, key: tuple[int | None, ...], starts: list[Hit], hit: Hit) -> SpanCounts:
+        if self.unkept.get(key):
+            self.unkept[key] -= 1
+            return SpanCounts(unmatched=1)
         if not starts:
             return SpanCounts(unmatched=1)
         start = starts[-1]
         self.waiting[key] = starts[:-1]
         if self.is_late(start, hit.time_ns):
             return SpanCounts(unmatched=1, timed_out=1)
+        if not is_wanted(start):
+            self.unwanted += 1
+            return SpanCounts(paired=1)
         self.pairs.append((hit.site_id, hit.value, text_of(start), hit.time_ns - start.time_ns))
         return SpanCounts(paired=1)
+
+
+def is_wanted(start: Hit) -> bool:
+    return start.value % 4 > 0
 
 
 def text_of(hit: Hit) -> bytes:
@@ -168,17 +189,21 @@ def cases(draw: st.DrawFn) -> tuple[Span, list[list[Hit]]]:
 @given(cases())
 def test_pairs_are_those_of_the_model(case: tuple[Span, list[list[Hit]]]) -> None:
     span, parts = case
-    pairer, model, counts, unread = Pairer(span, ROOM), Model(span), SpanCounts(), 0
+    pairer, model, counts, unread, unwanted = Pairer(span, ROOM), Model(span), SpanCounts(), 0, 0
     made = []
-    for hits in parts:
-        paired = pairer.add(events(hits, has_key=KEY in span.key), SITES)
-        counts += paired.counts
-        unread += paired.unread
-        made += rows_of(paired.pairs)
-        for hit in hits:
-            model.take(hit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stapsdtd.spans.span.MAX_DEPTH", DEPTH)
+        for hits in parts:
+            wanted = np.array([is_wanted(hit) for hit in hits], np.bool_)
+            paired = pairer.add(events(hits, has_key=KEY in span.key), SITES, wanted)
+            counts += paired.counts
+            unread += paired.unread
+            unwanted += paired.unwanted
+            made += rows_of(paired.pairs)
+            for hit in hits:
+                model.take(hit)
     assert made == model.pairs
-    assert (counts, unread) == (model.counts, model.unread)
+    assert (counts, unread, unwanted) == (model.counts, model.unread, model.unwanted)
     assert counts.open == sum(map(len, model.waiting.values()))
 
 

@@ -57,7 +57,8 @@ class Event(Protocol):
 @dataclass(frozen=True, slots=True)
 class Consumer:
     """What one subscription wants of a site. table: where its hits are added up, if that is what it wants. span: where
-    starts wait, if it wants pairs. pair_filter: which of these; None for all.
+    starts wait, if it wants pairs. start_filter: which of its starts make pairs that it wants; pair_filter: which of
+    the pairs it wants; None for all.
     """
 
     channel: Channel
@@ -65,6 +66,7 @@ class Consumer:
     filter: Filter
     table: HitTable | None = None
     span: SpanTable | None = None
+    start_filter: Filter | None = None
     pair_filter: Program | None = None
 
     @property
@@ -81,6 +83,11 @@ class Consumer:
     @property
     def is_end(self) -> bool:
         return isinstance(self.target.action, EndSpan)
+
+    @property
+    def may_reject_pairs(self) -> bool:
+        """Whether its hits are ends of pairs that it may not want."""
+        return isinstance(self.target.action, EndSpan) and self.target.action.is_filtered
 
     @property
     def is_added(self) -> bool:

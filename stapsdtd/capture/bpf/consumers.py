@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stapsdtd.capture.bpf.armed import Consumer
 from stapsdtd.capture.bpf.chains import Chains
 from stapsdtd.capture.bpf.draining import Drainer
-from stapsdtd.capture.bpf.filters import filter_of, filter_of_pairs
+from stapsdtd.capture.bpf.filters import filter_of, filter_of_pairs, filter_of_starts
 from stapsdtd.capture.bpf.operands import NotEncodableError, encode_frame
 from stapsdtd.capture.bpf.pairs import key_of, why_not
 from stapsdtd.capture.bpf.reading import Channel
@@ -34,7 +34,7 @@ class Consumers:
         """
         architecture = target.object.parsed.architecture
         chain = None if wanted.link is None else self._chain_for(channel, owner, wanted, architecture)
-        hit_filter, pair_filter = filter_of(target, wanted, chain), filter_of_pairs(wanted)
+        filters = filter_of(target, wanted, chain), filter_of_starts(wanted), filter_of_pairs(wanted)
         span = self._span_for(channel, owner, wanted, architecture)
         table = self._drainer.table_for(channel, owner, wanted, architecture)
         if span is not None and span.kept is None and isinstance(wanted.action, BeginSpan):
@@ -44,7 +44,8 @@ class Consumers:
             except BaseException:
                 span.kept = None
                 raise
-        return Consumer(channel, wanted, hit_filter, table, span, pair_filter)
+        hit_filter, start_filter, pair_filter = filters
+        return Consumer(channel, wanted, hit_filter, table, span, start_filter, pair_filter)
 
     def _span_for(self, channel: Channel, owner: str, wanted: TargetSite, architecture: str) -> SpanTable | None:
         match wanted.action:

@@ -80,7 +80,7 @@ class Drainer:
             case Aggregate(aggregation) | EndSpan(action=Aggregate(aggregation)):
                 recipe = Recipe.of(aggregation, wanted.site, wanted.site_id, architecture)
                 # pairs are counted before it is known which are wanted
-                has_counter = not isinstance(wanted.action, EndSpan) or wanted.action.predicate is None
+                has_counter = not isinstance(wanted.action, EndSpan) or not wanted.action.is_filtered
                 if recipe.is_counted and has_counter:
                     return None
                 table = self._tables.open(channel, owner, aggregation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stapsdtd.capture.bpf.encode import Filter, LinkOf
 from stapsdtd.capture.bpf.following import FollowedProcesses
 from stapsdtd.capture.engine import Target, TargetSite
-from stapsdtd.query.actions import Emit, EndSpan
+from stapsdtd.query.actions import BeginSpan, Emit, EndSpan
 from stapsdtd.query.compile import compile_for
 from stapsdtd.query.program import Program
 
@@ -26,6 +26,15 @@ def filter_of(target: Target, wanted: TargetSite, chain: int | None = None) -> F
         excluded |= target.exclude_later if pids is None else target.exclude_later & pids
     link = None if chain is None or wanted.link is None else LinkOf(chain, wanted.link)
     return Filter(pids, excluded, program, target.owners, followed, link)
+
+
+def filter_of_starts(wanted: TargetSite) -> Filter | None:
+    """Return which of a site's hits are starts of pairs that are wanted, None for all. Raises as `filter_of`."""
+    match wanted.action:
+        case BeginSpan(predicate=predicate) if predicate is not None:
+            return Filter(None, frozenset(), compile_for(predicate, wanted.site))
+        case _:
+            return None
 
 
 def filter_of_pairs(wanted: TargetSite) -> Program | None:

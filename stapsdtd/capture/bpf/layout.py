@@ -216,9 +216,13 @@ PAIRING = np.dtype(
         ("takes_latest", "u1"),
         ("is_of_call", "u1"),
         ("start_class", "u1"),
-        ("unused", "u1", 3),
+        ("start_filter", "u1"),
+        ("unused", "u1", 2),
     ]
 )
+
+UNWANTED_START = 1 << 63
+"""With the time of a start."""
 
 VALUE_MISSING = 0x8000
 
@@ -242,7 +246,7 @@ PACKED_OPERAND = struct.Struct("=QI12B4i")
 PACKED_TEST = struct.Struct("=QQ16s4B4H4B")
 PACKED_PLAN = struct.Struct("=QQQ6I8B2I2B6x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
-PACKED_PAIRING = struct.Struct("=Q3I9B3x")
+PACKED_PAIRING = struct.Struct("=Q3I10B2x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("word", "u8")])

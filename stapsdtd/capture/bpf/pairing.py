@@ -45,8 +45,10 @@ class Pairing:
         }
 
     @classmethod
-    def of(cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int]) -> Pairing:
-        """bits: of the filters, by subscription. Raises NotEncodableError."""
+    def of(
+        cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int], start_bits: Mapping[SubscriptionKey, int]
+    ) -> Pairing:
+        """bits: of the filters, by subscription; start_bits: of those of starts. Raises NotEncodableError."""
         specs, paired, tests = [], [], []
         for number, (consumer, table) in enumerate(_pairing(site)):
             bit, architecture = bits[consumer.channel.subscription_key], site.object.architecture
@@ -67,6 +69,8 @@ class Pairing:
                     # of two calls in the same place, the first one is over
                     takes_latest=table.span.takes_latest or is_of_call,
                     is_of_call=is_of_call,
+                    start_bit=start_bits.get(consumer.channel.subscription_key),
+                    may_reject=consumer.may_reject_pairs,
                 )
             )
             counted = _counted(site, consumer, bit)

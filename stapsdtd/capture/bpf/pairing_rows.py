@@ -15,7 +15,8 @@ from stapsdtd.capture.bpf.span_kinds import SMALL_SPAN, SpanKind
 class PairingSpec:
     """bit: of the filter that chooses the hits. span: the number of its table. parts: operands of the key, none if that
     is the thread. words: operands of what is kept of a start. is_of_call: the parts are those of a call. kind: of the
-    table.
+    table. start_bit: of the filter that tells which starts make pairs that are wanted; None if all do. may_reject: it
+    is an end, whose pair may not be wanted.
     """
 
     span: int
@@ -28,6 +29,8 @@ class PairingSpec:
     kind: SpanKind
     takes_latest: bool = False
     is_of_call: bool = False
+    start_bit: int | None = None
+    may_reject: bool = False
 
     @property
     def is_small(self) -> bool:
@@ -71,7 +74,8 @@ class PairingRows:
             flags = spec.bit, spec.is_end, spec.is_of_thread, *counts, spec.is_small, spec.takes_latest, spec.is_of_call
             numbers = spec.timeout_ns, spec.span, operand, cell
             begin = number * layout.PACKED_PAIRING.size
-            layout.PACKED_PAIRING.pack_into(self._rows, begin, *numbers, *flags, spec.kind.start_class)
+            start_filter = 0 if spec.start_bit is None else spec.start_bit + 1
+            layout.PACKED_PAIRING.pack_into(self._rows, begin, *numbers, *flags, spec.kind.start_class, start_filter)
             operand += len(spec.operands)
             cell += layout.COUNTERS_OF_PAIRING
         return PairingRun(first, len(specs))

@@ -79,7 +79,12 @@ class SitePlan:
             )
             for consumer in consumers
         ]
-        distinct = list(dict.fromkeys(choices))
+        starts = {
+            each.channel.subscription_key: (each.start_filter, False, each)
+            for each in consumers
+            if each.start_filter is not None
+        }
+        distinct = list(dict.fromkeys([*choices, *starts.values()]))
         filters = {bit: choice[0] for bit, choice in enumerate(distinct)}
         if len(filters) > layout.MAX_FILTERS or sum(each.steps for each in filters.values()) > layout.MAX_STEPS:
             raise ValueError(f"the bpf engine cannot run that many tests at a site; distinct filters: {len(filters)}")
@@ -88,7 +93,8 @@ class SitePlan:
             for consumer, choice in zip(consumers, choices, strict=True)
         }
         summing = Summing.of(site, subjects, bits, pairs)
-        pairing = Pairing.of(site, bits)
+        start_bits = {key: distinct.index(choice) for key, choice in starts.items()}
+        pairing = Pairing.of(site, bits, start_bits)
         emitted = {bits[consumer.channel.subscription_key] for consumer, _ in emission.layouts}
         programs = [each.decision for each in filters.values()]
         programs += [each.program for each in (*pairing.tests, *summing.calculations)]
@@ -255,7 +261,7 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
     restricted = [consumer for consumer in consumers if consumer.filter.owners is not None]
     if not restricted:
         return
-    filters = {consumer.filter for consumer in restricted}
+    filters = {each for consumer in restricted for each in (consumer.filter, consumer.start_filter) if each is not None}
     captures = {capture for consumer in restricted for capture in consumer.target.action.captures}
     steps = sum(each.steps for each in filters)
     if len(filters) > _RESTRICTED_FILTERS or steps > _RESTRICTED_STEPS or len(captures) > _RESTRICTED_CAPTURES:

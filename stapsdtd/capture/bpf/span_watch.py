@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.span_tables import SpanTable, SpanTables
 from stapsdtd.kernel import procfs
@@ -19,6 +20,8 @@ from stapsdtd.spans.span import SpanCounts
 _log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 1.0
+_TIME = ~layout.UNWANTED_START & (1 << 64) - 1
+"""Of the first word of what is kept of a start."""
 _TID = slice(20, 24) if sys.byteorder == "little" else slice(16, 20)
 """In the key of a call; see make_call_key() in bpf/start.h."""
 
@@ -87,12 +90,12 @@ class SpanWatch:
         keys, entries = waiting.look_up_all()
         if not len(keys):
             return
-        late = entries.view(np.int64)[:, 0] < earliest_ns
+        late = entries.view(np.uint64)[:, 0] & np.uint64(_TIME) < earliest_ns
         for key in keys[late]:
             entry = waiting.take(key.tobytes())
             if entry is None:
                 continue
-            begun_ns = int.from_bytes(entry[:8], sys.byteorder)
+            begun_ns = int.from_bytes(entry[:8], sys.byteorder) & _TIME
             # in the meantime another start may have come, to which an end in these microseconds does not belong
             if begun_ns < earliest_ns:
                 counts["timed_out"] += 1

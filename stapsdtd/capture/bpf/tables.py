@@ -205,7 +205,8 @@ class Tables:
         # without space to calculate in, or room on a chain, a filter loses hits, which a record may lose, too; and of
         # pairs, what is filtered was counted when it was paired
         may_lose = plan.uses_words or any(each.link is not None for each in plan.filters.values())
-        is_single = len(bits) == 1 and not may_lose and not plan.pair_tests
+        may_reject = any(each.may_reject for each in plan.pairings)
+        is_single = len(bits) == 1 and not may_lose and not may_reject
         entry = PlanEntry(
             generation, first_counter, operands, first_test, test_count, bits, recipes, pairings, is_single
         )
