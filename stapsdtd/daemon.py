@@ -158,6 +158,7 @@ class Daemon:
                 self._control,
                 self._registry,
                 self._watcher.refresh,
+                self._watcher.looked,
                 self._subscriptions,
                 limits,
                 lambda: (*host.features, *host.hooks.features()),

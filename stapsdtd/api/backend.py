@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 _T = TypeVar("_T")
+
+_LOOK_SECONDS = 1.0
 
 
 class Control(Protocol):
@@ -47,16 +50,16 @@ class Inventory(Protocol):
 class Backend:
     """registry and subscriptions belong to control's thread.
 
-    refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do,
-    for a client or, with None, for all.
-    files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. matching:
-    the thread that finds out which probes selectors mean. hierarchy: the cgroups that requests name. container_names:
-    what engines call their containers; takes some time.
+    refresh, looked: as of `Watcher`. features: what is known of the host by now. arming: what the arming thread has
+    to do, for a client or, with None, for all. files: opens those that requests name. inventory: the files that are
+    installed. functions: the kernel's. matching: the thread that finds out which probes selectors mean. hierarchy:
+    the cgroups that requests name. container_names: what engines call their containers; takes some time.
     """
 
     control: Control
     registry: Registry
     refresh: Callable[[frozenset[int] | None], Future[None]]
+    looked: Callable[[frozenset[int] | None], Future[None]]
     subscriptions: Subscriptions
     limits: Limits
     features: Callable[[], tuple[Feature, ...]]
@@ -70,3 +73,15 @@ class Backend:
     matching: FairThread
     hierarchy: Hierarchy = cgroups
     container_names: NamesOf = ContainerNames(ContainerSettings()).of
+
+    async def when_looked(self, users: frozenset[int] | None, work: Callable[[], _T]) -> _T:
+        """Do work in the control thread, once that has looked at what users' processes map; None for everybody's."""
+
+        def begin() -> tuple[Future[None], _T]:
+            return self.looked(users), work()
+
+        looked, result = await self.control.run(begin)
+        if looked.done():
+            return result
+        await asyncio.wait({asyncio.wrap_future(looked)}, timeout=_LOOK_SECONDS)
+        return await self.control.run(work)

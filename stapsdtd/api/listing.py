@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -68,13 +67,8 @@ class Listing:
         member_pids = await asyncio.to_thread(members.pids) if members else None
         if users is None:
             return member_pids
-        pids = await self._backend.control.run(partial(self._pids, users))
+        pids = await self._backend.when_looked(users, self._backend.registry.pids)
         return await asyncio.to_thread(belonging, pids if member_pids is None else pids & member_pids, users)
-
-    def _pids(self, users: frozenset[int]) -> frozenset[int]:
-        """Runs in the control thread."""
-        self._backend.refresh(users)
-        return self._backend.registry.pids()
 
     async def mapped(self, visible: frozenset[int] | None, users: Users, client: str) -> list[MappedObject]:
         """Return the objects that visible processes map; None for all processes.
@@ -99,14 +93,13 @@ class Listing:
         """Return the objects of files, with the visible processes that map them."""
 
         def look() -> list[MappedObject]:
-            self._backend.refresh(frozenset())
             objects = [(file, self._backend.subscriptions.arming.object_of(file)) for file in files]
             return [
                 MappedObject(replace(obj, path=file.path), self._backend.registry.as_mapped(obj, visible).pids)
                 for file, obj in objects
             ]
 
-        return await self._backend.control.run(look)
+        return await self._backend.when_looked(frozenset(), look)
 
     async def select(
         self,

@@ -10,8 +10,7 @@ from stapsdtd import __version__
 from stapsdtd.api import convert
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.listing import Listing
-from stapsdtd.api.rights import Rights, Users
-from stapsdtd.catalog.registry import RegistryMetrics
+from stapsdtd.api.rights import Rights
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 
@@ -19,7 +18,9 @@ async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.
     """Return the state of the server for a client with these rights. Runs on the API's event loop."""
     sees_all = rights.list is None
     visible = await listing.visible_pids(rights.list, None)
-    mapped = await backend.control.run(partial(_mapped, backend, rights.list, visible))
+    count = partial(backend.registry.mapped_metrics, visible)
+    # those of single users have been looked at by now
+    mapped = await (backend.when_looked(None, count) if sees_all else backend.control.run(count))
     subscriptions = [each for each, _, _ in backend.subscriptions.all() if rights.may_use(each)]
     return pb.GetServerInfoResponse(
         version=__version__,
@@ -37,8 +38,3 @@ async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.
         arming=convert.arming(backend.arming(None if sees_all else rights.client), is_path_shown=sees_all),
         inventory=convert.inventory(backend.inventory.status),
     )
-
-
-def _mapped(backend: Backend, users: Users, visible: frozenset[int] | None) -> RegistryMetrics:
-    backend.refresh(users)
-    return backend.registry.mapped_metrics(visible)

@@ -79,11 +79,17 @@ class Looker:
             if deadline is not None and time.monotonic() > deadline:
                 break
 
-    def look_at_those_of(self, users: Container[int], pids: Container[int]) -> None:
-        """Look at all processes that are due and of some users, or among pids."""
+    def look_at_those_of(self, users: Container[int], pids: Container[int], deadline: float) -> bool:
+        """Look at processes that are due and of some users, or among pids, until the deadline has passed.
+
+        Return whether that was all of them.
+        """
         for pid in self._queue.due():
             if pid in pids or user_or_nobody(pid) in users:
                 self.look_at(pid)
+                if time.monotonic() > deadline:
+                    return False
+        return True
 
     def _look_at_ended(self, ended: _Ended) -> None:
         if not ended.is_known:

@@ -160,21 +160,25 @@ class Watcher:
         when the files that are still being parsed are known, too: root's, who can stop the daemon anyway, and within a
         moment these users'.
         """
-        self._look_at_those_of(users, pids)
-        of_users = self._parsed(range(_USERS) if users is None else users)
-        parsed = all_done([self._parsed({_ROOT}), self._within_a_moment(of_users)])
-        if parsed.done():
-            return parsed
         refreshed = unfinished()
 
-        def look_again() -> None:
-            try:
-                self._look_at_those_of(users, pids)
-            finally:
+        def wait_for_files() -> None:
+            of_users = self._parsed(range(_USERS) if users is None else users)
+            parsed = all_done([self._parsed({_ROOT}), self._within_a_moment(of_users)])
+            if parsed.done():
                 refreshed.set_result(None)
+            else:
+                look_again = partial(self._look_at_those_of, users, pids, partial(refreshed.set_result, None))
+                parsed.add_done_callback(lambda _: self._loop.call_soon_threadsafe(look_again))
 
-        parsed.add_done_callback(lambda _: self._loop.call_soon_threadsafe(look_again))
+        self._look_at_those_of(users, pids, wait_for_files)
         return refreshed
+
+    def looked(self, users: frozenset[int] | None) -> Future[None]:
+        """As `refresh`, but wait for no file that is still being parsed."""
+        looked = unfinished()
+        self._look_at_those_of(users, frozenset(), partial(looked.set_result, None))
+        return looked
 
     def _within_a_moment(self, done: Future[None]) -> Future[None]:
         """Return a future that is done as another one is, or a moment later."""
@@ -190,19 +194,40 @@ class Watcher:
         self._loop.call_later(_MOMENT_SECONDS, end)
         return moment
 
-    def _look_at_those_of(self, users: frozenset[int] | None, pids: frozenset[int]) -> None:
-        """Look at all processes that are due and of some users, of root, or named. Others have a turn; a longer one if
-        users is None, for all.
+    def _look_at_those_of(
+        self,
+        users: frozenset[int] | None,
+        pids: frozenset[int],
+        then: Callable[[], None],
+        begun: float | None = None,
+    ) -> None:
+        """Look at all processes that are due and of some users, of root, or named, in turns, and then at others: in
+        what is left of the turn, or for a while if users is None, for all. then: called at last. begun: the first turn.
         """
         if self._kernel.is_closed:
             # files are known that a call waited for which nobody waits for any more
+            then()
             return
-        with self._gathering():
-            self._collector.collect()
-            self._queue.settle_forks(self._queue.forked_lately())
-            self._looker.look_at_those_of({_ROOT} | (users or frozenset()), pids)
-            turn_seconds = self._pace.refresh_seconds if users is None else self._pace.turn_seconds
-            self._looker.look_until(time.monotonic() + turn_seconds)
+        now = time.monotonic()
+        begun, deadline = begun or now, now + self._pace.turn_seconds
+        is_done = False
+        try:
+            with self._gathering():
+                self._collector.collect()
+                self._queue.settle_forks(self._queue.forked_lately())
+                is_done = self._looker.look_at_those_of({_ROOT} | (users or frozenset()), pids, deadline)
+                if is_done:
+                    self._looker.look_until(deadline)
+        except BaseException:
+            then()
+            raise
+        seconds = time.monotonic() - begun
+        if is_done and users is None and self._looker.has_work:
+            is_done = seconds >= self._pace.refresh_seconds
+        if is_done or seconds > _MOMENT_SECONDS:
+            then()
+        else:
+            self._loop.call_soon(self._look_at_those_of, users, pids, then, begun)
 
     def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
         """Return the object of a file with notes that a client named."""

@@ -308,6 +308,10 @@ class _FakeWatcher:
         pass
 
     # this host has no other users
+    def looked(self, users: frozenset[int] | None) -> Future[None]:  # noqa: ARG002
+        self.refreshes += 1
+        return finished()
+
     def refresh(self, users: frozenset[int] | None, pids: frozenset[int] = frozenset()) -> Future[None]:  # noqa: ARG002
         self.refreshes += 1
         return self.refreshed
@@ -454,6 +458,7 @@ class Served:
             self.control,
             self.registry,
             watcher.refresh,
+            watcher.looked,
             self.subscriptions,
             limits,
             lambda: FEATURES,

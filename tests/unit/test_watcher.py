@@ -594,7 +594,7 @@ def test_listener_that_fails_does_not_end_the_watch(host: Host, caplog: pytest.L
         watching(host, scenario)
 
 
-def test_turn_is_bounded_and_refresh_is_not(host: Host) -> None:
+def test_turns_are_bounded_and_a_refresh_takes_as_many_as_it_needs(host: Host) -> None:
     host.pace = Pace(turn_seconds=0.0)
 
     async def scenario(watcher: Watcher) -> None:
@@ -606,7 +606,11 @@ def test_turn_is_bounded_and_refresh_is_not(host: Host) -> None:
             seen.append(len(host.mapped()))
             await asyncio.sleep(0)
         assert set(seen) >= {1, 2, 3, 4, 5}
-        watcher.refresh()
+        before = len(host.mapped())
+        refreshed = watcher.refresh()
+        assert len(host.mapped()) == before + 1
+        assert not refreshed.done()
+        await asyncio.wrap_future(refreshed)
         assert len(host.mapped()) == 20
 
     watching(host, scenario)
@@ -779,14 +783,13 @@ def test_who_refreshes_waits_for_the_own_processes_and_root_s(host: Host, users:
         for pid in users:
             host.live(pid, 1)
             host.connector.put(Executed(pid), wake=False)
-        watcher.refresh(frozenset({1000}))
-        # and one, for which there is always time
-        assert set(host.mapped()) == {50, 51, 52, 1}
-        watcher.refresh(None)
-        assert len(host.mapped()) == 5
-        watcher.refresh(None, frozenset({30, 31, 4_000_000}))
-        assert host.mapped().keys() >= {30, 31}
-        assert len(host.mapped()) == 8
+        await asyncio.wrap_future(watcher.looked(frozenset({1000})))
+        assert host.mapped().keys() >= {50, 51, 52}
+        # beside these, one of others' in a turn
+        assert len(host.mapped()) < 15
+        await asyncio.wrap_future(watcher.refresh(None, frozenset({48, 49, 4_000_000})))
+        assert host.mapped().keys() >= {48, 49}
+        assert len(host.mapped()) < 30
 
     watching(host, scenario)
 
