@@ -10,6 +10,13 @@
 struct span_entry {
 	__u64 words[PAIR_WORDS]; /* the time in nanoseconds, then what was wanted of the start */
 	__u64 missing; /* a bit for each word that could not be read */
+	__u64 thread; /* process << 32 | thread, for those who ask what is open */
+};
+
+/* The same, where nothing is wanted of starts. */
+struct small_entry {
+	__u64 time_ns;
+	__u64 thread;
 };
 
 /*

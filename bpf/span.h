@@ -41,7 +41,7 @@ struct small_spans {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
 	__type(key, __u64);
-	__type(value, __u64);
+	__uint(value_size, sizeof(struct small_entry));
 };
 
 struct {
@@ -98,6 +98,11 @@ static __always_inline bool expire(const struct hit *hit, const struct pairing *
 static __always_inline bool is_unwanted(const struct hit *hit, const struct pairing *pairing)
 {
 	return pairing->start_filter && !(hit->matched >> ((pairing->start_filter - 1) & 63) & 1);
+}
+
+static __always_inline __u64 thread_of(const struct hit *hit)
+{
+	return (__u64)hit->task->tgid << 32 | (__u32)hit->task->pid;
 }
 
 /* start: begins with its time. */
@@ -161,6 +166,7 @@ static __always_inline bool end_span(const struct hit *hit, const struct pairing
 static __always_inline void keep_words(const struct hit *hit, const struct pairing *pairing, struct span_entry *start)
 {
 	start->missing = 0;
+	start->thread = thread_of(hit);
 	for (__u32 word = 1; word < PAIR_WORDS && word <= pairing->words; word++)
 		if (!fetch(hit, &operands[(pairing->operands + pairing->parts + word - 1) & (MAX_OPERANDS - 1)],
 			   &start->words[word])) {
@@ -180,13 +186,15 @@ static __always_inline void carry_out_small(struct hit *hit, const struct pairin
 {
 	__u32 span = pairing->span;
 	void *entries = bpf_map_lookup_elem(&spans_small, &span);
-	__u64 key = (__u64)hit->task, start;
+	__u64 key = (__u64)hit->task;
+	struct small_entry start;
 
 	if (!entries) {
 		count_span(hit, pairing, SPAN_LOST);
 		reject(hit, pairing);
 	} else if (!pairing->is_end) {
-		begin_span(hit, pairing, entries, &key, &start, is_unwanted(hit, pairing));
+		start.thread = thread_of(hit);
+		begin_span(hit, pairing, entries, &key, &start.time_ns, is_unwanted(hit, pairing));
 	} else if (!end_span(hit, pairing, entries, &key, pair, true)) {
 		reject(hit, pairing);
 	}
@@ -313,10 +321,11 @@ static __noinline void begin_alone(const struct hit *hit)
 	const struct pairing *pairing = pairing_of(hit, 0);
 	__u32 span = pairing->span;
 	void *entries = bpf_map_lookup_elem(&spans_small, &span);
-	__u64 key = (__u64)hit->task, start;
+	struct small_entry start = { .thread = thread_of(hit) };
+	__u64 key = (__u64)hit->task;
 
 	if (entries)
-		begin_span(hit, pairing, entries, &key, &start, false);
+		begin_span(hit, pairing, entries, &key, &start.time_ns, false);
 	else
 		count_span(hit, pairing, SPAN_LOST);
 }

@@ -133,7 +133,8 @@ class _ClauseParser:
         of_start, start_predicate = self._required(
             "span.start_where", clause.span.start_where, self._of_starts if is_of_hit else self._of_pairs_start
         )
-        return of_end, SpanSpec(span, starts, of_start, start_predicate, pair_predicate)
+        report_open_ns = clause.span.report_open_ms * 1_000_000
+        return of_end, SpanSpec(span, starts, of_start, start_predicate, pair_predicate, report_open_ns)
 
     def _required(self, field: str, text: str, requirements: Callable[[Condition], _Required]) -> _Required:
         """Return what a condition and the scope require. requirements: of the condition; see `_Required`."""

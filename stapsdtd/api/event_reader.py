@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 
 from stapsdtd.api import columns, rows, subscription_messages
 from stapsdtd.api.stream import ClauseReader
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.log import Entry
+from stapsdtd.spans.span import OpenSpan
 from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.1, 1.0
+"""Between looks at which starts wait."""
 
 
 class EventReader(ClauseReader):
@@ -20,10 +27,19 @@ class EventReader(ClauseReader):
         self._realtime_offset_ns = realtime_offset_ns
         self._described: set[int] = set()
         self._is_resumed = from_seq is None
+        report_ns = clause.spec.span.report_open_ns if clause.spec.span else 0
+        self._open = _OpenReporter(clause, report_ns, realtime_offset_ns) if report_ns else None
+        self._tell_open_at(time.monotonic())
+
+    def _tell_open_at(self, now: float) -> None:
+        self.due = now + self._open.pause if self._open else None
 
     async def new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
-        del is_ended
         log = self._clause.log
+        if self._open is not None and self.due is not None and (now := time.monotonic()) >= self.due and not is_ended:
+            self._tell_open_at(now)
+            if (new := await asyncio.to_thread(self._open.new)) is not None:
+                yield pb.StreamResponse(open=new).SerializeToString()
         if not self._is_resumed and self._seq is not None:
             self._is_resumed = True
             log.resume(self._seq)
@@ -39,7 +55,7 @@ class EventReader(ClauseReader):
         self._seq = entry.next_seq
 
     async def complete(self) -> None:
-        """Return at once: events are never due."""
+        """Return at once: what is due is looked up then."""
 
     def _events(self, entry: Entry) -> Iterator[tuple[bytes, int]]:
         """Yield messages, each with the seq of the next event that a client lacks once it has received it."""
@@ -53,3 +69,24 @@ class EventReader(ClauseReader):
             yield from rows.messages(entry, self._realtime_offset_ns, sites)
         else:
             yield columns.message(entry, self._realtime_offset_ns), entry.next_seq
+
+
+class _OpenReporter:
+    """Tells once of each start that has waited for so long."""
+
+    def __init__(self, clause: Clause, report_ns: int, realtime_offset_ns: int) -> None:
+        self._clause = clause
+        self._report_ns = report_ns
+        self._realtime_offset_ns = realtime_offset_ns
+        self._told: set[OpenSpan] = set()
+        self.pause = min(max(report_ns / 4e9, _LEAST_PAUSE_SECONDS), _MOST_PAUSE_SECONDS)
+
+    def new(self) -> pb.OpenSpans | None:
+        """Return those that have not been told of; None if there are none."""
+        spans = self._clause.open_spans()
+        begun_by = time.monotonic_ns() - self._report_ns
+        late = {span for span in spans.oldest if span.begin_ns <= begun_by}
+        new = sorted(late - self._told, key=lambda span: span.begin_ns)
+        self._told = late
+        told = replace(spans, oldest=tuple(new))
+        return subscription_messages.encoded_spans(self._clause, told, self._realtime_offset_ns) if new else None

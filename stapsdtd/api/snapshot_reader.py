@@ -74,9 +74,12 @@ class SnapshotReader(ClauseReader):
             return []
         self._next_number = unsent[-1].number + 1
         messages = []
+        waiting = subscription_messages.open_spans(self._clause, self._realtime_offset_ns)
         for snapshot in unsent:
             account = subscription_messages.account(self._clause.account(snapshot))
-            for message in snapshots.messages(snapshot, self._aggregation, account, self._realtime_offset_ns):
+            # of earlier ones, which a stream did not come to send, it is not known any more
+            is_open = waiting if snapshot is unsent[-1] else None
+            for message in snapshots.messages(snapshot, self._aggregation, account, self._realtime_offset_ns, is_open):
                 messages.append(pb.StreamResponse(snapshot=message).SerializeToString())
                 yield
         return messages

@@ -33,9 +33,13 @@ _VALUES: dict[Function, Callable[[Row], int | float | None]] = {
 
 
 def messages(
-    snapshot: Snapshot, aggregation: Aggregation, account: pb.Account, realtime_offset_ns: int
+    snapshot: Snapshot,
+    aggregation: Aggregation,
+    account: pb.Account,
+    realtime_offset_ns: int,
+    waiting: pb.OpenSpans | None = None,
 ) -> Iterator[pb.Snapshot]:
-    """Yield a snapshot in messages of moderate size. account: as of the snapshot."""
+    """Yield a snapshot in messages of moderate size. account, waiting: as of the snapshot."""
     parts = (alike for part in _parts(snapshot, aggregation) for alike in _divided(part, aggregation))
     rows: list[tuple[Key, Row]] | None = next(parts, [])
     while rows is not None:
@@ -56,6 +60,8 @@ def messages(
             message.more = True
         else:
             message.account.CopyFrom(account)
+            if waiting is not None:
+                message.open.CopyFrom(waiting)
         yield message
         rows = following
 

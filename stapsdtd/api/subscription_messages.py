@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
 
+from stapsdtd.aggregate.aggregation import KeyValue
 from stapsdtd.api.convert import site_of_probe
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.model import BuiltIn, Site, StartArgument
 from stapsdtd.query.text import text_of
+from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.fields import ComputedField, Delivered
 from stapsdtd.sessions.sink import Account
 from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
+from stapsdtd.spans.span import OpenSpans, of_start
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _STATES = {
@@ -92,7 +96,55 @@ def account(account: Account) -> pb.Account:
 
 
 def clause_accounts(subscription: Subscription) -> list[pb.ClauseAccount]:
-    return [pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account())) for clause in subscription.clauses]
+    offset_ns = subscription.realtime_offset_ns
+    return [
+        pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account()), open=open_spans(clause, offset_ns))
+        for clause in subscription.clauses
+    ]
+
+
+def open_spans(clause: Clause, realtime_offset_ns: int) -> pb.OpenSpans | None:
+    """Return the starts of a clause that wait for their ends; None if there are none."""
+    return encoded_spans(clause, clause.open_spans(), realtime_offset_ns)
+
+
+def encoded_spans(clause: Clause, spans: OpenSpans, realtime_offset_ns: int) -> pb.OpenSpans | None:
+    if not spans.count or clause.spec.span is None:
+        return None
+    captures = clause.spec.span.span.start_captures
+    now_ns = time.monotonic_ns()
+    return pb.OpenSpans(
+        spans=[
+            pb.OpenSpan(
+                begin_ns=each.begin_ns + realtime_offset_ns,
+                waiting_ns=max(now_ns - each.begin_ns, 0),
+                pid=each.thread.pid,
+                tid=each.thread.tid,
+                key=[_value(value) for value in each.key],
+                values=[
+                    _value(value, is_raw=capture.is_buffer)
+                    for value, capture in zip(each.values, captures, strict=True)
+                ],
+            )
+            for each in spans.oldest
+        ],
+        count=spans.count,
+        captures=[_captured(of_start(capture), "it could not be read") for capture in captures],
+    )
+
+
+def _value(value: KeyValue, *, is_raw: bool = False) -> pb.Value:
+    match value:
+        case None:
+            return pb.Value(unavailable="it could not be read")
+        case bytes():
+            return pb.Value(raw=value) if is_raw else pb.Value(string=value)
+        case float():
+            return pb.Value(float=value)
+        case int() if value < 1 << 63:
+            return pb.Value(signed=value)
+        case int():
+            return pb.Value(unsigned=value)
 
 
 def end(reason: EndReason, subscription: Subscription) -> pb.End:

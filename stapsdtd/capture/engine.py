@@ -15,7 +15,7 @@ from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Condition
 from stapsdtd.runtime.latency import Latency
-from stapsdtd.spans.span import Span, SpanCounts
+from stapsdtd.spans.span import OpenSpans, Span, SpanCounts
 
 SubscriptionKey = int
 """Identifies a subscription to the engine; never reused by one daemon."""
@@ -196,7 +196,9 @@ class EngineMetrics:
 
 
 class Engine(Protocol):
-    """Called from one thread, except for `ask`, `collect`, `problem` and `metrics`, which any thread may call."""
+    """Called from one thread, except for `ask`, `collect`, `open_spans`, `problem` and `metrics`, which any thread may
+    call.
+    """
 
     @property
     def name(self) -> str: ...
@@ -260,6 +262,9 @@ class Engine(Protocol):
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
         """Return a future that is done, in any thread, when the sinks have all hits so far. It may have an error."""
+
+    def open_spans(self, subscription_key: SubscriptionKey) -> OpenSpans:
+        """Return the starts that wait for their ends, where the engine pairs them. Raises OSError."""
 
     def ask(self) -> Future[None]:
         """Return a future that is done when the reader thread gets to it, or has an error if that thread has ended."""

@@ -17,7 +17,8 @@ from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.joined_rows import to_join, without_literals
 from stapsdtd.cli.known_signatures import catalog
-from stapsdtd.cli.named_values import with_meanings
+from stapsdtd.cli.named_values import ArgumentNames, with_meanings
+from stapsdtd.cli.open_spans import OpenSpanTexts
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import as_given, resolve_aggregate
@@ -130,7 +131,9 @@ def run(
 
     pair: what to pair, instead of selectors.
     """
-    output = output_for(table, shown)
+    known = catalog()
+    names = ArgumentNames(known, (), pair.start_probe(known)) if pair else None
+    output = output_for(table, shown, OpenSpanTexts(names))
     interval_ms = _LIVE_MS if output.is_live else 0
     aggregate = Aggregate(
         functions=to_join(functions) if shown.dialect else functions,
@@ -143,7 +146,6 @@ def run(
     async def show() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop), started(shown.command_line, server.address) as run:
-            known = catalog()
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
                 wanted = await _resolved(client, selectors, pair, run.in_scope(subscribe_options), aggregate, known)

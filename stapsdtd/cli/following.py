@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from stapsdtd.cli.command import Run
-    from stapsdtd.client import SpanAccount
+    from stapsdtd.client import OpenSpans, SpanAccount
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
@@ -36,7 +36,7 @@ class Summary:
 
     processes_ended: whether the trace ended because every process in its scope did. silent: why nothing may have fired,
     if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
-    that one of them took, since the server noticed it.
+    that one of them took, since the server noticed it. open: the spans that had no end at the end.
     """
 
     delivered: int
@@ -51,6 +51,7 @@ class Summary:
     armed_after_ms: float = 0.0
     is_aggregated: bool = False
     spans: SpanAccount | None = None
+    open: OpenSpans | None = None
 
     @property
     def outcome(self) -> str:
@@ -192,6 +193,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
         refused=refused,
         unread=account.fired - account.filtered - account.lost - spans.starts - spans.unmatched - shown,
         spans=spans if spans.starts or spans.unmatched else None,
+        open=next(iter(subscription.open_spans.values()), None),
         processes_ended=subscription.end is not None and subscription.end.reason is EndReason.PROCESSES_ENDED,
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from stapsdtd.cli.known_signatures import Known
-    from stapsdtd.client import DescribedSite, EventBlock, Snapshot, Value
+    from stapsdtd.client import CapturedArgument, DescribedSite, EventBlock, Snapshot, Value
     from stapsdtd.signatures import Declared
 
 _ESCAPED_BYTE = re.compile(r"\\x[89a-f][0-9a-f]|.", re.DOTALL)
@@ -58,13 +58,17 @@ class ArgumentNames:
         return self._named[site_id]
 
     def _look_up(self, described: DescribedSite) -> Mapping[int, Named]:
-        named = _named(self._of_start, described, of_start=True)
+        named = self.of_start(described.captures)
         probe = described.probe
         if not any(each.matches_provider(probe.provider) and each.matches_name(probe.name) for each in self._selectors):
             return named
         signature = self._known.fit_in(named_probe(probe), probe, (described.site,)).signature
         self._known.tell_contradictions()
-        return _named(signature.arguments if signature else None, described, of_start=False) | named
+        return _named(signature.arguments if signature else None, described.captures, of_start=False) | named
+
+    def of_start(self, captures: Sequence[CapturedArgument]) -> dict[int, Named]:
+        """Return what is known of the values among some that are arguments of a span's start, by their position."""
+        return _named(self._of_start, captures, of_start=True)
 
     def cut(self, batch: EventBatch) -> EventBatch:
         """Return the events with strings cut at their lengths."""
@@ -88,11 +92,13 @@ class ArgumentNames:
         return replace(block, values=tuple(columns))
 
 
-def _named(arguments: tuple[Declared, ...] | None, described: DescribedSite, *, of_start: bool) -> dict[int, Named]:
+def _named(
+    arguments: tuple[Declared, ...] | None, captured: Sequence[CapturedArgument], *, of_start: bool
+) -> dict[int, Named]:
     """Return what is known of the values that are arguments of a site, or of the start of the spans that it ends."""
     captures = {
         at: capture
-        for at, capture in enumerate(described.captures)
+        for at, capture in enumerate(captured)
         if arguments is not None
         and not capture.field
         and capture.of_start is of_start

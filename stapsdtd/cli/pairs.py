@@ -27,7 +27,11 @@ _OF_START = "start."
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Which hits to pair. end: empty for the probe that the start's signature names."""
+    """Which hits to pair.
+
+    end: empty for the probe that the start's signature names. min_open: after how many seconds starts are shown that
+    have no end yet; 0 for never.
+    """
 
     start: str
     end: str
@@ -35,6 +39,12 @@ class Pair:
     start_where: str = ""
     nested: bool = False
     timeout: float | None = None
+    min_open: float = 0.0
+
+    def start_probe(self, known: Known) -> tuple[str, str] | None:
+        """Return the provider and the name of the start, if its signature is known."""
+        found = meant(self.start, known)
+        return found[1] if found else None
 
     def known_end(self, known: Known) -> Pair:
         """Return the pair with its end. Raises click.UsageError if that is neither given nor known."""
@@ -85,6 +95,7 @@ class Pair:
             key=key,
             nested=self.nested,
             timeout_ms=round((self.timeout or 0) * 1000),
+            report_open_ms=round(self.min_open * 1000),
         )
 
     async def keys(self, client: AsyncClient, by: Sequence[str], given: SubscribeOptions, known: Known) -> Keys:

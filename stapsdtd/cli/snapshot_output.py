@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.cli.aggregate_tables import Table
     from stapsdtd.cli.following import Summary
+    from stapsdtd.cli.open_spans import OpenSpanTexts
     from stapsdtd.cli.unmatched import Hints
     from stapsdtd.client import SiteStatus, Snapshot, SnapshotRow, Value
 
@@ -62,22 +63,24 @@ class Output(Protocol):
     def end(self, summary: Summary) -> None: ...
 
 
-def output_for(table: Table, shown: Shown) -> Output:
+def output_for(table: Table, shown: Shown, open_spans: OpenSpanTexts) -> Output:
+    """open_spans: how those are shown that a snapshot has."""
     if shown.as_json:
-        return _JsonOutput(shown)
+        return _JsonOutput(shown, open_spans)
     can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     # a command has the terminal for itself, and intervals are to be compared
     is_redrawn = can_redraw and not shown.command_line and shown.interval is None
-    return _TerminalOutput(table) if is_redrawn else _PipeOutput(table, shown)
+    return _TerminalOutput(table, open_spans) if is_redrawn else _PipeOutput(table, shown, open_spans)
 
 
 class _JsonOutput:
-    """A line for each key, and with intervals the time at which one ended."""
+    """A line for each key, and with intervals the time at which one ended; another one if spans are open."""
 
     is_live = False
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: Shown, open_spans: OpenSpanTexts) -> None:
         self._shown = shown
+        self._open_spans = open_spans
 
     def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None:
         del sites
@@ -92,6 +95,8 @@ class _JsonOutput:
             if row.buckets:
                 record["buckets"] = [[bucket.low, bucket.high, bucket.count] for bucket in row.buckets]
             lines.append(json.dumps(record))
+        if snapshot.open:
+            lines.append(json.dumps({**when, "open": self._open_spans.record(snapshot.open)}))
         write_lines(lines)
 
     def close(self) -> None:
@@ -113,9 +118,10 @@ class _PipeOutput:
 
     is_live = False
 
-    def __init__(self, table: Table, shown: Shown) -> None:
+    def __init__(self, table: Table, shown: Shown, open_spans: OpenSpanTexts) -> None:
         self._table = table
         self._shown = shown
+        self._open_spans = open_spans
         self._is_first = True
 
     def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None:
@@ -125,7 +131,8 @@ class _PipeOutput:
 
     def show(self, snapshot: Snapshot) -> None:
         head = [_clock(snapshot)] if self._shown.interval else []
-        write_lines([*([] if self._is_first else [""]), *head, *self._table.lines(snapshot)])
+        waiting = self._open_spans.lines(snapshot.open) if snapshot.open else []
+        write_lines([*([] if self._is_first else [""]), *head, *self._table.lines(snapshot), *waiting])
         self._is_first = False
 
     def close(self) -> None:
@@ -140,8 +147,9 @@ class _TerminalOutput:
 
     is_live = True
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, open_spans: OpenSpanTexts) -> None:
         self._table = table
+        self._open_spans = open_spans
         self._screen = Screen()
         self._notices: list[str] = []
         self._last: Snapshot | None = None
@@ -156,14 +164,17 @@ class _TerminalOutput:
         self._last = snapshot
         width, height = shutil.get_terminal_size()
         hits = snapshot.account.aggregated
-        head = [f"{_clock(snapshot)}  {plural(hits, 'hit')} in all", *self._notices, ""]
+        head = [f"{_clock(snapshot)}  {plural(hits, 'hit')} in all", *self._notices, *self._open(snapshot), ""]
         self._screen.draw([line[:width] for line in (*head, *self._table.lines(snapshot))][: height - 1])
+
+    def _open(self, snapshot: Snapshot) -> list[str]:
+        return self._open_spans.lines(snapshot.open) if snapshot.open else []
 
     def close(self) -> None:
         self._screen.close()
         if self._last is not None:
             self._screen.clear()
-            write_lines(self._table.lines(self._last))
+            write_lines([*self._table.lines(self._last), *self._open(self._last)])
 
     def end(self, summary: Summary) -> None:
         print_summary(summary)

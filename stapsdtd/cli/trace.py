@@ -32,6 +32,7 @@ from stapsdtd.client import (
     EventBatch,
     Interruption,
     Loss,
+    OpenSpans,
     Status,
 )
 from stapsdtd.subscribe_options import SubscribeOptions
@@ -59,6 +60,7 @@ class Shown:
     duration: float | None
     no_signatures: bool
     as_json: bool
+    wide: bool
     command_line: tuple[str, ...]
 
 
@@ -74,6 +76,7 @@ def event_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         options.as_json,
         options.output,
+        click.option("--wide", is_flag=True, help="Cut no values, and leave out no columns, on a narrow terminal."),
         in_one_argument,
         no_signatures,
         event_fields,
@@ -151,7 +154,7 @@ def run_trace(
                     wanted = await pair.wanted(client, scope, known, is_named=not shown.no_signatures)
                 start = wanted.start.probe if wanted.start else None
                 names = ArgumentNames(known, [each.text for each in wanted.selectors if each.has_names], start)
-                output: Output = JsonOutput(names) if shown.as_json else HumanOutput(run, names)
+                output: Output = JsonOutput(names) if shown.as_json else HumanOutput(run, names, is_wide=shown.wide)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(subscription.sites, hints)
                 printer = Printer(output, shown.count)
@@ -201,6 +204,8 @@ class Printer:
                     case EventBatch():
                         remaining = None if self._count is None else self._count - self.printed
                         self.printed += self._output.events(message, remaining)
+                    case OpenSpans():
+                        self._output.open(message)
                     case Loss():
                         self._output.loss(message)
                     case Status(sites):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
+from stapsdtd.cli.open_spans import OpenSpanTexts
 from stapsdtd.cli.render import plural, print_grouped, print_stderr, terminal_width, wants_color, write_lines
 from stapsdtd.client import LossStage, SiteState
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         ClientError,
         EventBatch,
         Loss,
+        OpenSpans,
         SiteStatus,
         SpanAccount,
     )
@@ -41,6 +43,9 @@ class Output(Protocol):
 
     def loss(self, loss: Loss) -> None: ...
     def changed(self, sites: Sequence[SiteStatus]) -> None: ...
+    def open(self, spans: OpenSpans) -> None:
+        """Print spans that have been open for as long as was asked for."""
+
     def interrupted(self, error: ClientError, lease_seconds: int) -> None: ...
     def end(self, summary: Summary) -> None: ...
 
@@ -48,6 +53,7 @@ class Output(Protocol):
 class JsonOutput:
     def __init__(self, names: ArgumentNames | None = None) -> None:
         self._names = names
+        self._open_spans = OpenSpanTexts(names)
         self._losses = _Losses()
 
     def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None:
@@ -66,17 +72,24 @@ class JsonOutput:
     def changed(self, sites: Sequence[SiteStatus]) -> None:
         pass
 
+    def open(self, spans: OpenSpans) -> None:
+        write_lines([json.dumps({"open": self._open_spans.record(spans)})])
+
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
         _print_record({"interrupted": str(error), "retrying_seconds": lease_seconds})
 
     def end(self, summary: Summary) -> None:
-        _print_record(summary.as_record())
+        open_at_end = {"open": self._open_spans.record(summary.open)} if summary.open else {}
+        _print_record(summary.as_record() | open_at_end)
 
 
 class HumanOutput:
-    def __init__(self, run: Run, names: ArgumentNames | None = None) -> None:
+    def __init__(self, run: Run, names: ArgumentNames | None = None, *, is_wide: bool = False) -> None:
+        """is_wide: lines may be wider than the terminal."""
         self._run = run
+        self._is_wide = is_wide
         self._names = names
+        self._open_spans = OpenSpanTexts(names)
         self._losses = _Losses()
         self._lines = EventLines(names, color=wants_color(sys.stdout))
 
@@ -90,7 +103,7 @@ class HumanOutput:
 
     def events(self, batch: EventBatch, limit: int | None) -> int:
         cut = self._names.cut(batch) if self._names else batch
-        lines = self._lines.format(cut, terminal_width(sys.stdout))[:limit]
+        lines = self._lines.format(cut, None if self._is_wide else terminal_width(sys.stdout))[:limit]
         write_lines(lines)
         return len(lines)
 
@@ -102,10 +115,15 @@ class HumanOutput:
     def changed(self, sites: Sequence[SiteStatus]) -> None:
         self._show(sites)
 
+    def open(self, spans: OpenSpans) -> None:
+        write_lines(self._open_spans.events(spans))
+
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
         print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
 
     def end(self, summary: Summary) -> None:
+        if summary.open:
+            self._open_spans.print_last(summary.open)
         print_summary(summary)
 
     def _show(self, sites: Sequence[SiteStatus], more: str = "") -> None:

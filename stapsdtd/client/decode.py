@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from stapsdtd.client import messages, probes, server
 from stapsdtd.client.errors import ProtocolError
+from stapsdtd.client.events import text_of
 from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -226,20 +227,60 @@ def described_sites(descriptions: pb.Descriptions, tag: str) -> tuple[messages.D
     described: list[messages.DescribedSite] = []
     for description in descriptions.probes:
         decoded = probe(description.probe)
-        captures = tuple(
-            messages.CapturedArgument(
-                capture.index,
-                capture.is_string,
-                capture.missing,
-                capture.is_hex,
-                capture.field,
-                capture.of_start,
-                capture.is_buffer,
-            )
-            for capture in description.captures
-        )
+        captures = _captures(description.captures)
         described += [messages.DescribedSite(decoded, site, captures, tag) for site in decoded.sites]
     return tuple(described)
+
+
+def _captures(captures: Iterable[pb.CapturedArgument]) -> tuple[messages.CapturedArgument, ...]:
+    return tuple(
+        messages.CapturedArgument(
+            capture.index,
+            capture.is_string,
+            capture.missing,
+            capture.is_hex,
+            capture.field,
+            capture.of_start,
+            capture.is_buffer,
+        )
+        for capture in captures
+    )
+
+
+def open_spans(message: pb.OpenSpans, tag: str) -> messages.OpenSpans:
+    spans = tuple(
+        messages.OpenSpan(
+            each.begin_ns,
+            each.waiting_ns,
+            each.pid,
+            each.tid,
+            tuple(map(_value, each.key)),
+            tuple(map(_value, each.values)),
+        )
+        for each in message.spans
+    )
+    return messages.OpenSpans(spans, message.count, _captures(message.captures), tag)
+
+
+def _value(message: pb.Value) -> messages.Value:
+    match message.WhichOneof("kind"):
+        case "signed":
+            return message.signed
+        case "unsigned":
+            return message.unsigned
+        case "float":
+            return message.float
+        case "string":
+            return text_of(message.string)
+        case "raw":
+            return message.raw
+        case _:
+            return None
+
+
+def open_by_tag(accounts: Iterable[pb.ClauseAccount]) -> dict[str, messages.OpenSpans]:
+    """Return the spans of clauses that were open at the end, without clauses that had none."""
+    return {each.tag: open_spans(each.open, each.tag) for each in accounts if each.HasField("open")}
 
 
 def _feature(message: pb.Feature) -> server.Feature:
@@ -252,7 +293,9 @@ def loss(message: pb.Loss, tag: str) -> messages.Loss:
 
 def end(message: pb.End) -> messages.End:
     reason = _lookup(_END_REASONS, message.reason, "end reason")
-    return messages.End(reason, account(message.account), clause_accounts(message.clauses))
+    return messages.End(
+        reason, account(message.account), clause_accounts(message.clauses), open_by_tag(message.clauses)
+    )
 
 
 def _site(message: pb.Site) -> probes.Site:

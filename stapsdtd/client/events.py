@@ -56,9 +56,9 @@ def _numbers(data: bytes, kind: str, count: int) -> Sequence[int]:
 
 def _comms(data: bytes, count: int) -> Sequence[str]:
     if data == data[:16] * count:
-        return [_text(data[:16].rstrip(b"\0"))] * count
+        return [text_of(data[:16].rstrip(b"\0"))] * count
     comms = struct.unpack("16s" * count, data)
-    return _map_keys(comms, {comm: _text(comm.rstrip(b"\0")) for comm in set(comms)})
+    return _map_keys(comms, {comm: text_of(comm.rstrip(b"\0")) for comm in set(comms)})
 
 
 def values_of(column: pb.Column, count: int) -> Sequence[Value]:
@@ -84,7 +84,7 @@ def values_of(column: pb.Column, count: int) -> Sequence[Value]:
 
 def _strings(column: pb.Column, count: int) -> list[str]:
     if not column.data.isascii():
-        return list(map(_text, _byte_strings(column, count)))
+        return list(map(text_of, _byte_strings(column, count)))
     # decoding all at once takes a third of the time
     text = column.data.decode("ascii")
     return [text[start:end] for start, end in pairwise((0, *_numbers(column.ends, "I", count)))]
@@ -95,7 +95,8 @@ def _byte_strings(column: pb.Column, count: int) -> list[bytes]:
     return [data[start:end] for start, end in pairwise((0, *_numbers(column.ends, "I", count)))]
 
 
-def _text(string: bytes) -> str:
+def text_of(string: bytes) -> str:
+    """Return a text as people read it, with bytes that are not UTF-8 escaped."""
     return string.decode("utf-8", "backslashreplace")
 
 

@@ -269,6 +269,34 @@ class Interruption:
     error: ClientError
 
 
+@dataclass(frozen=True, slots=True)
+class OpenSpan:
+    """A start that waits for its end.
+
+    begin_ns: Unix time. waiting_ns: how long it has waited. key: as `Span.key`, empty if that is the thread. values: of
+    the start, in the order of `OpenSpans.captures`; None for what could not be read.
+    """
+
+    begin_ns: int
+    waiting_ns: int
+    pid: int
+    tid: int
+    key: tuple[Value, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpans:
+    """spans: the oldest starts that wait, at most 100. count: of all that wait. captures: what their values are. tag:
+    of their clause.
+    """
+
+    spans: tuple[OpenSpan, ...] = ()
+    count: int = 0
+    captures: tuple[CapturedArgument, ...] = ()
+    tag: str = ""
+
+
 class EndReason(Enum):
     UNSUBSCRIBED = "unsubscribed"
     SERVER_STOPPING = "server_stopping"
@@ -279,11 +307,17 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last message. Nothing is in flight in its account. clauses: their own accounts, by tag."""
+    """The last message. Nothing is in flight in its account.
+
+    clauses: their own accounts, by tag. open: the spans that were open when they were disarmed, by tag.
+    """
 
     reason: EndReason
     account: Account
     clauses: Mapping[str, Account] = field(default_factory=dict)
+    open: Mapping[str, OpenSpans] = field(default_factory=dict)
 
 
-Message: TypeAlias = "Descriptions | EventBatch | ColumnBatch | Snapshot | Loss | Status | Interruption | End"
+Message: TypeAlias = (
+    "Descriptions | EventBatch | ColumnBatch | Snapshot | OpenSpans | Loss | Status | Interruption | End"
+)

@@ -14,7 +14,7 @@ from stapsdtd.subscribe_options import HISTOGRAMS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stapsdtd.client.messages import Value
+    from stapsdtd.client.messages import OpenSpans, Value
     from stapsdtd.client.server import Account
     from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -55,6 +55,7 @@ class Snapshot:
     """The rows of an interval or, if the aggregation is cumulative, since the beginning.
 
     number: counts from 1. begin_ns, end_ns: Unix time. account: as of end_ns. tag: of the clause that computes it.
+    open: the spans that were open when it was sent, if there were some and no later snapshot was there.
     """
 
     number: int
@@ -63,6 +64,7 @@ class Snapshot:
     rows: tuple[SnapshotRow, ...]
     account: Account
     tag: str = ""
+    open: OpenSpans | None = None
 
     def most_frequent(self, limit: int | None = None) -> list[SnapshotRow]:
         """Return the rows by falling count, which must be one of the functions; all of them or at most limit."""
@@ -96,7 +98,8 @@ class SnapshotReader:
             return None
         rows, self._rows = self._rows, []
         account = decode.account(message.account)
-        return Snapshot(message.number, message.begin_ns, message.end_ns, tuple(rows), account, self.tag)
+        waiting = decode.open_spans(message.open, self.tag) if message.HasField("open") else None
+        return Snapshot(message.number, message.begin_ns, message.end_ns, tuple(rows), account, self.tag, waiting)
 
     def _decoded(self, message: pb.Snapshot) -> list[SnapshotRow]:
         count = message.count

@@ -27,6 +27,7 @@ from stapsdtd.client.messages import (
     End,
     LossStage,
     Message,
+    OpenSpans,
     SiteState,
     SiteStatus,
     Status,
@@ -63,6 +64,7 @@ class SubscriptionState:
         beginning.
     positions: the number, of an event or a snapshot, from which the next stream starts, for each clause by its tag.
     clause_accounts: as account, of each clause by its tag.
+    open_spans: those that were open at the end, by the tag of their clause, from when the account is there.
     """
 
     def __init__(self, response: pb.SubscribeResponse, functions: Mapping[str, Sequence[str]]) -> None:
@@ -81,6 +83,7 @@ class SubscriptionState:
         self.still_disarming = False
         self.positions: dict[str, int] = dict.fromkeys(functions, 1)
         self.clause_accounts: dict[str, Account] = {}
+        self.open_spans: dict[str, OpenSpans] = {}
         self._lost: dict[tuple[str, LossStage], int] = {}
         self._sites: dict[int, SiteStatus] = {}
         self._ever_armed: dict[int, SiteStatus] = {}
@@ -143,6 +146,8 @@ class SubscriptionState:
                     return ()
                 self.positions[tag] = snapshot.number + 1
                 return (snapshot,)
+            case "open":
+                return (decode.open_spans(response.open, tag),)
             case "loss":
                 loss = decode.loss(response.loss, tag)
                 self._lost[tag, loss.stage] = loss.total
@@ -155,6 +160,7 @@ class SubscriptionState:
             case "end":
                 self.end = decode.end(response.end)
                 self.account, self.clause_accounts = self.end.account, dict(self.end.clauses)
+                self.open_spans = dict(self.end.open)
                 return (self.end,)
             case _:
                 raise ProtocolError("the server sent a message of a type that this client does not know")
@@ -164,6 +170,7 @@ class SubscriptionState:
         account = decode.account(response.account)
         if self.end is None:
             self.account, self.clause_accounts = account, decode.clause_accounts(response.clauses)
+            self.open_spans = decode.open_by_tag(response.clauses)
         return account
 
     def _resume_at(self, from_seq: int | Mapping[str, int] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
@@ -25,6 +26,9 @@ from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.sink import Account, EventFilter, EventSink
 from stapsdtd.sessions.site_ids import KnownSite, SiteIds
 from stapsdtd.sessions.spec import ClauseSpec
+from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans
+
+_log = logging.getLogger(__name__)
 
 _PAIRING_STEPS = 200
 """Some 3 us for each event."""
@@ -47,16 +51,20 @@ class Clause:
         notify: Callable[[], None],
         queue_bytes: int,
         engine_pairs: bool,
+        open_in_engine: Callable[[], OpenSpans] = lambda: NO_OPEN_SPANS,
         evaluating: Evaluating | None = None,
     ) -> None:
         """name: for messages. key: the engine knows each clause as a subscription of its own. filters: of the
-        subscription. notify: called when there is something new to read. engine_pairs: if there is a span, the engine
-        delivers pairs. evaluating: evaluates what engines do not test; None to do that in the engine's thread.
+        subscription. notify: called when there is something new to read. engine_pairs: if there is a span, the
+        engine delivers pairs. open_in_engine: see `Engine.open_spans`. evaluating: evaluates what engines do
+        not test; None to do that in the engine's thread.
         """
         self.key = key
         self.spec = spec
         self.sites = sites
         self.engine_pairs = engine_pairs
+        self._open_in_engine = open_in_engine
+        self._open_at_end: OpenSpans | None = None
         self.log = EventLog(queue_bytes, notify)
         aggregator = Aggregator(spec.aggregation, sites.known, queue_bytes) if spec.aggregation else None
         self.table: Table | None = aggregator.table if aggregator else None
@@ -115,6 +123,22 @@ class Clause:
         """Count starts without an end to come, once all hits were delivered."""
         if self.pairing is not None:
             self.sink.spanned(self.pairing.sweep(self.pairing.ended_threads(), time.monotonic_ns()))
+
+    def open_spans(self) -> OpenSpans:
+        """Return the starts that wait for their ends, or that did when the engine closed the clause."""
+        if self.spec.span is None:
+            return NO_OPEN_SPANS
+        if self.pairing is not None:
+            return self.pairing.open_spans()
+        return self._open_in_engine() if self._open_at_end is None else self._open_at_end
+
+    def close(self) -> None:
+        """Keep what the engine knows only until it closes the clause."""
+        try:
+            self._open_at_end = self.open_spans()
+        except OSError as error:
+            self._open_at_end = NO_OPEN_SPANS
+            _log.warning("cannot tell which spans are open: %s", error)
 
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""

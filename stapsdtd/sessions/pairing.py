@@ -10,8 +10,8 @@ from stapsdtd.kernel import procfs
 from stapsdtd.model import SiteCapture
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.site_ids import KnownSite
-from stapsdtd.spans.pairing import Paired, Pairer, Thread
-from stapsdtd.spans.span import Span, SpanCounts
+from stapsdtd.spans.pairing import Paired, Pairer
+from stapsdtd.spans.span import OpenSpans, Span, SpanCounts, Thread
 
 _MAX_LOOKS = 500
 """Each takes the control thread some 20 us."""
@@ -61,6 +61,10 @@ class Pairing:
         self._looked_at = looked_at[-1] if looked_at else 0
         alive = {pid: _live_threads(pid) for pid in looked_at}
         return frozenset(each for each in threads if each.pid in alive and each.tid not in alive[each.pid])
+
+    def open_spans(self) -> OpenSpans:
+        """Return the starts that wait, of the hits that were added."""
+        return self._pairer.open_spans()
 
     def has_late(self, now_ns: int) -> bool:
         """Report whether a start has waited for too long. Its end may be on its way."""

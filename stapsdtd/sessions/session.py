@@ -93,6 +93,7 @@ class Session:
         failure: BaseException | None = None
         # the first comes last, see _open()
         for clause in reversed(self.opened):
+            clause.close()
             try:
                 delivered.append(clause.settled((yield from engine.close_in_steps(clause.key))))
             except Exception as error:  # noqa: BLE001 - the others are to be closed, too

@@ -22,7 +22,8 @@ from stapsdtd.subscribe_options import Scope
 class SpanSpec:
     """selectors: choose the starts. predicate: what is required of a hit to be a start. start_predicate: what is
     required of the start of a pair that is wanted, pair_predicate: of the pair; others are paired all the same, and
-    count as filtered. None if all are wanted.
+    count as filtered. None if all are wanted. report_open_ns: after how long a start is told of that still waits; 0 for
+    never.
     """
 
     span: Span
@@ -30,6 +31,7 @@ class SpanSpec:
     predicate: Condition | None = None
     start_predicate: Condition | None = None
     pair_predicate: Condition | None = None
+    report_open_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from weakref import WeakMethod
 
 import msgspec
@@ -26,6 +27,7 @@ from stapsdtd.sessions.scoped_processes import ScopedProcesses
 from stapsdtd.sessions.sink import Account, EventFilter
 from stapsdtd.sessions.site_ids import SiteIds, WhyNot
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
+from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans
 
 _log = logging.getLogger(__name__)
 
@@ -84,10 +86,12 @@ class Subscription:
         clock: Callable[[], float] = time.monotonic,
         *,
         engine_pairs: Callable[[ClauseSpec], bool] = lambda _: False,
+        open_in_engine: Callable[[SubscriptionKey], OpenSpans] = lambda _: NO_OPEN_SPANS,
         evaluating: Evaluating | None = None,
     ) -> None:
         """keys: has one for each clause. why_not: the engine's. clients: whose events are left out unless the spec says
-        otherwise. engine_pairs: tells whether the engine delivers the pairs of a clause. evaluating: see `Clause`.
+        otherwise. engine_pairs: tells whether the engine delivers the pairs of a clause. open_in_engine, evaluating:
+        see `Clause`.
 
         is_ending: it is being disarmed, or was. ended: done when `end` was called.
         """
@@ -104,7 +108,7 @@ class Subscription:
         self.clauses = tuple(
             Clause(
                 f"{ident} {clause.tag}".rstrip(),
-                next(keys),
+                key,
                 clause,
                 SiteIds(why_not, clock, ids=site_ids, fields=clause.fields),
                 self.client,
@@ -112,9 +116,11 @@ class Subscription:
                 notify=lambda: _call(notify),
                 queue_bytes=spec.queue_bytes // len(spec.clauses),
                 engine_pairs=engine_pairs(clause),
+                open_in_engine=partial(open_in_engine, key),
                 evaluating=evaluating,
             )
-            for clause in spec.clauses
+            # as many keys as there are clauses
+            for clause, key in zip(spec.clauses, keys, strict=False)
         )
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)

@@ -150,6 +150,7 @@ class Subscriptions:
                 principal,
                 self._connected,
                 engine_pairs=self._engine_pairs,
+                open_in_engine=self._engine.open_spans,
                 evaluating=self._evaluating,
             )
         except BaseException:

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from heapq import nsmallest
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from stapsdtd.aggregate.aggregation import HitField, KeySource
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
 from stapsdtd.events.columns import I64, Bools, Numbers, Strings, ValueColumn
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
-from stapsdtd.spans.span import Span, SpanCounts
+from stapsdtd.spans.span import MOST_TOLD, OpenSpan, OpenSpans, Span, SpanCounts, Thread
 
 _Value = int | float | bytes | None
 _Values = tuple[_Value, ...]
@@ -22,11 +22,6 @@ _Values = tuple[_Value, ...]
 
 _START_BYTES = 512
 """Of Python's objects, about."""
-
-
-class Thread(NamedTuple):
-    pid: int
-    tid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +159,14 @@ class Pairer:
             return set()
         with self._lock:
             return {start.thread for starts in self._open.values() for start in starts}
+
+    def open_spans(self) -> OpenSpans:
+        with self._lock:
+            wanted = [(key, start) for key, starts in self._open.items() for start in starts if start.is_wanted]
+        oldest = nsmallest(MOST_TOLD, wanted, key=lambda each: each[1].time_ns)
+        is_thread = self._span.key == (HitField.TID,)
+        told = (OpenSpan(start.time_ns, start.thread, () if is_thread else key, start.values) for key, start in oldest)
+        return OpenSpans(tuple(told), len(wanted))
 
     def has_late(self, now_ns: int) -> bool:
         """Report whether a start has waited for too long."""

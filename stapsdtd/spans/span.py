@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from stapsdtd.aggregate.aggregation import HitField, KeySource
+from stapsdtd.aggregate.aggregation import HitField, Key, KeySource
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
 
 MAX_DEPTH = 128
 """Of starts with the same key that wait, where they are nested."""
+
+MOST_TOLD = 100
+"""Open spans at a time, the oldest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +112,33 @@ class SpanCounts:
             self.table_full + other.table_full,
             self.unmatched + other.unmatched,
         )
+
+
+class Thread(NamedTuple):
+    pid: int
+    tid: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpan:
+    """A start that waits for its end.
+
+    begin_ns: CLOCK_MONOTONIC. key: empty if that is the thread. values: of the span's start_captures, None for what is
+    unavailable.
+    """
+
+    begin_ns: int
+    thread: Thread
+    key: Key
+    values: Key
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpans:
+    """oldest: some of them, by age. count: of all whose pairs would be wanted as far as their starts tell."""
+
+    oldest: tuple[OpenSpan, ...] = ()
+    count: int = 0
+
+
+NO_OPEN_SPANS = OpenSpans()

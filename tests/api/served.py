@@ -81,7 +81,7 @@ from stapsdtd.sessions.evaluating import Evaluating
 from stapsdtd.sessions.installed import DEFAULT_LIMITS, InstalledLimits
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
-from stapsdtd.spans.span import Span
+from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans, Span
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from tests.support import wait_for
@@ -256,6 +256,9 @@ class FakeEngine:
 
     def retry_cleanup(self) -> None:
         pass
+
+    def open_spans(self, subscription_key: SubscriptionKey) -> OpenSpans:  # noqa: ARG002
+        return NO_OPEN_SPANS
 
     def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         found, self.hits = self.hits, {}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Account, Aggregate, Client, Event, Span, SpanAccount, SubscribeOptions
+from stapsdtd.client import Account, Aggregate, Client, Event, OpenSpans, Span, SpanAccount, SubscribeOptions
 from stapsdtd.query.compile import NOT_INTEGER
 from tests.support import TICKER, Daemon, Ticker, compile_target, stapsdt, wait_for
 
@@ -188,6 +190,62 @@ def test_starts_time_out(client: Client, spanner: Ticker) -> None:
         assert list(subscription.events()) == []
         account = subscription.account or account
     assert check(account) == SpanAccount(starts=1, timed_out=1, unmatched=1)
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize(
+    ("span", "captures"),
+    [
+        (Span(start_selectors=[probe("begin")]), 0),
+        (Span(start_selectors=[probe("begin", "(arg1)")]), 1),
+        (Span(start_selectors=[probe("begin", "(arg0, arg2:str)")], key=["arg0"]), 2),
+        (Span(start_selectors=[probe("begin", "(arg0)")], key=["arg0"]), 1),
+        (Span(start_selectors=[probe("begin", "(arg0)")], nested=True), 1),
+    ],
+)
+def test_what_is_open_is_told(client: Client, spanner: Ticker, span: Span, captures: int) -> None:
+    """During the subscription, once, and at its end; whoever pairs."""
+    span = replace(span, report_open_ms=50, start_where="arg0 != 9")
+    with client.subscribe(probe("end", "(arg0)"), span=span) as subscription:
+        messages = iter(subscription.messages())
+        spanner.do("begin 5")
+        (told,) = next(each for each in messages if isinstance(each, OpenSpans)).spans
+        assert (told.pid, told.tid) == (spanner.pid, spanner.pid)
+        assert told.waiting_ns >= 50_000_000
+        assert abs(time.time_ns() - told.begin_ns - told.waiting_ns) < 60 * 10**9
+        assert told.key == ((5,) if span.key else ())
+        assert told.values == ((0,) if captures == 1 and not span.key and not span.nested else (5, "5")[:captures])
+        if span.key:
+            spanner.do("begin 9")
+            spanner.do("begin 6")
+            (told,) = next(each for each in messages if isinstance(each, OpenSpans)).spans
+            assert told.key == (6,)
+            spanner.do("end 5")
+        subscription.unsubscribe()
+        rest = list(messages)
+        assert not any(isinstance(each, OpenSpans) for each in rest)
+    (last,) = subscription.open_spans.values()
+    assert (last.count, [each.key for each in last.spans]) == (1, [(6,) if span.key else ()])
+    assert [each.of_start for each in last.captures] == [True] * captures
+
+
+@pytest.mark.vm
+def test_snapshots_tell_what_is_open(client: Client, spanner: Ticker) -> None:
+    wanted = Aggregate(functions=["count"], by=["start.arg0"], interval_ms=50)
+    span = Span(start_selectors=[probe("begin")], key=["arg0"])
+    with client.aggregate(probe("end"), wanted, span=span) as subscription:
+        snapshots = iter(subscription.snapshots())
+        assert next(snapshots).open is None
+        spanner.do("begin 7")
+        waiting = next(each.open for each in snapshots if each.open)
+        assert [(each.pid, each.key, each.values) for each in waiting.spans] == [(spanner.pid, (7,), (7,))]
+        spanner.do("end 7")
+        next(each for each in snapshots if each.open is None)
+        spanner.do("begin 8")
+        subscription.unsubscribe()
+        last = list(snapshots)[-1].open
+    assert last is not None
+    assert [each.key for each in last.spans] == [(8,)]
 
 
 def test_filters_of_both_ends_and_of_pairs(client: Client, spanner: Ticker) -> None:

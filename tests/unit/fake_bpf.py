@@ -675,24 +675,33 @@ class _Hit:
                 else:
                     assert self._loaded.spans.tables[int(pairing["span"])].kind == kind
                     operands = range(behind, behind + int(pairing["words"]))
-                    counted = self._loaded.spans.begin(pairing, as_key, self._kept(kind, operands))
+                    wanted = int(pairing["start_filter"])
+                    is_wanted = not wanted or bool(matched >> (wanted - 1) & 1)
+                    entry = self._kept(kind, operands, is_wanted=is_wanted)
+                    counted = self._loaded.spans.begin(pairing, as_key, entry)
             for counter in counted:
                 self._count_cell(int(self._plan["counters"]) + cells + counter)
+            if pair is not None and pair[0] < 0:
+                self._count(layout.Counter.FILTERED, bit)
+                pair = None
             if pair is not None:
                 self._pairs[number] = pair[:1] if pairing["start_class"] else pair
             elif pairing["is_end"]:
                 matched &= ~(1 << bit)
         return matched
 
-    def _kept(self, kind: SpanKind, operands: range) -> bytes:
+    def _kept(self, kind: SpanKind, operands: range, *, is_wanted: bool) -> bytes:
         if kind.start_class:
             head, texts = self._record(
                 [self._row(".bss.operands", layout.OPERAND, each) for each in operands], matched=0
             )
             return (head + texts).ljust(kind.entry_bytes, b"\0")
         kept, missing = self._words(operands.start, operands.stop)
-        entry = packed([time.monotonic_ns(), *kept], layout.PAIR_WORDS) + packed([missing << 1], 1)
-        return entry[: kind.entry_bytes]
+        begun = time.monotonic_ns() | (0 if is_wanted else layout.UNWANTED_START)
+        thread = self._pid << 32 | _TID
+        if kind == SMALL_SPAN:
+            return packed([begun, thread], 2)
+        return packed([begun, *kept], layout.PAIR_WORDS) + packed([missing << 1, thread], 2)
 
     def _words(self, first: int, end: int) -> tuple[list[int], int]:
         """The numbers of some operands, and a bit for each that could not be read."""

@@ -88,7 +88,7 @@ class FakeSpans:
         return counted
 
     def end(self, pairing: Any, key: bytes, now_ns: int) -> tuple[list[SpanCounter], tuple[int, ...] | None]:
-        """Return what is counted, and the pair if there is one."""
+        """Return what is counted, and the pair if there is one; a negative time elapsed tells that it is not wanted."""
         # there is none as long as it is not known what to keep
         table = self.tables.get(int(pairing["span"]))
         start = table.by_key.pop(key, None) if table else None
@@ -97,11 +97,11 @@ class FakeSpans:
         if is_late(pairing, start, struct.pack("=Q", now_ns)):
             return [SpanCounter.TIMED_OUT, SpanCounter.UNMATCHED], None
         begun_ns, *words = struct.unpack_from(f"={len(start) // 8}Q", start)
-        return [SpanCounter.PAIRED], (now_ns - begun_ns, *words)
+        return [SpanCounter.PAIRED], (-1 if begun_ns & layout.UNWANTED_START else now_ns - begun_ns, *words)
 
 
 def is_late(pairing: Any, start: bytes, now: bytes) -> bool:
-    (begun_ns,), (now_ns,) = struct.unpack_from("=Q", start), struct.unpack_from("=Q", now)
+    begun_ns, now_ns = (struct.unpack_from("=Q", each)[0] & ~layout.UNWANTED_START for each in (start, now))
     timeout_ns = int(pairing["timeout_ns"])
     return 0 < timeout_ns < int(now_ns - begun_ns)
 

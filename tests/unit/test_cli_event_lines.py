@@ -111,26 +111,46 @@ CPU, COMM, THREAD = "    1", "  postgres       ", "      4711/4712"
 
 
 @pytest.mark.parametrize(
-    ("width", "length", "shown"),
+    ("width", "shown"),
     [
-        (200, 100, COMM + THREAD + CPU),
-        (71, 10, COMM + THREAD + CPU),
-        (70, 10, COMM + THREAD),
-        (65, 10, THREAD),
-        (49, 10, THREAD),
-        (48, 10, ""),
-        (10, 10, ""),
-        (80, 400, COMM + THREAD),
+        (200, COMM + THREAD + CPU),
+        (85, COMM + THREAD + CPU),
+        (84, COMM + THREAD),
+        (80, COMM + THREAD),
+        (79, THREAD),
+        (40, THREAD),
+        (10, THREAD),
     ],
 )
-def test_columns_are_left_out_before_a_line_wraps(width: int, length: int, shown: str) -> None:
+def test_narrow_terminals_have_fewer_columns_and_values_are_cut(width: int, shown: str) -> None:
     lines = EventLines(color=False)
-    value = "x" * (length - 2)
-    (line,) = lines.format(batch(described(1), values=(value,)), width)
-    assert line[15:] == f'{shown}  app:p  "{value}"'
-    # what was left out stays so: columns do not move from line to line
-    (line,) = lines.format(batch(described(1), values=("x",)), width)
+    lines.add_sites([status(described(1))])
+    (line,) = lines.format(batch(described(1, arguments=(INT64,)), values=("x",)), width)
     assert line[15:] == f'{shown}  app:p  "x"'
+    # columns do not come and go with the lengths of values, and the pid is always there
+    (line,) = lines.format(batch(described(1, arguments=(INT64,)), values=("x" * 400,)), width)
+    assert line[15:].startswith(f'{shown}  app:p  "xxxxxx')
+    assert line.endswith("x…")
+    assert len(line) == max(width, len(f"{shown}  app:p  ") + 15 + 8)
+
+
+def test_the_longest_values_are_cut() -> None:
+    site = described(1, arguments=(INT64, INT64, INT64))
+    values = ("a" * 30, 42, "b" * 200)
+    (line,) = EventLines(color=False).format(batch(site, values=values), 100)
+    assert len(line) == 100
+    assert line.endswith(f' "{"a" * 16}… 42 "{"b" * 15}…')
+    (line,) = EventLines(color=False).format(batch(site, values=values), None)
+    assert line.endswith(f'"{"a" * 30}" 42 "{"b" * 200}"')
+
+
+def test_spans_tell_their_time_first_and_nothing_twice() -> None:
+    captured = [CapturedArgument(0, is_string=False, missing="")]
+    captured += [CapturedArgument(number, is_string=False, missing="", of_start=True) for number in (0, 1)]
+    captured.append(CapturedArgument(0, is_string=False, missing="", field="elapsed"))
+    site = replace(described(1, arguments=(INT64,)), captures=tuple(captured))
+    (line,) = EventLines(color=False).format(batch(site, values=(7, 7, 8, 1500)), None)
+    assert line.endswith("app:p  elapsed=1.5us 7 start.arg0=7 start.arg1=8")
 
 
 def test_wider_terminal_has_all_columns_again() -> None:

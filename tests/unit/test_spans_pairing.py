@@ -16,8 +16,8 @@ from stapsdtd.events.columns import Numbers, Strings, ValueColumn
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
 from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.site_ids import KnownSite
-from stapsdtd.spans.pairing import Pairer, Thread
-from stapsdtd.spans.span import Span, SpanCounts
+from stapsdtd.spans.pairing import Pairer
+from stapsdtd.spans.span import OpenSpan, OpenSpans, Span, SpanCounts, Thread
 from tests.unit.samples import argument, sample_object, site, value_list
 
 KEY, TEXT = Capture(0), Capture(1, is_string=True)
@@ -218,6 +218,20 @@ def test_starts_of_threads_that_ended() -> None:
     assert pairer.waiting() == {Thread(7, 4), Thread(7, 5)}
     assert pairer.end_of_threads([Thread(7, 5), Thread(8, 4)]) == SpanCounts(died=1)
     assert pairer.waiting() == {Thread(7, 4)}
+
+
+def test_what_is_open() -> None:
+    pairer = Pairer(Span(start_captures=(TEXT,), is_nested=True), ROOM)
+    hits = [Hit(1, 1, 5, tid=4), Hit(1, 1, 2, tid=5), Hit(1, 1, 8, tid=5), Hit(1, 1, 3, tid=6), Hit(2, 1, 9, tid=6)]
+    wanted = np.array([True, True, False, True, True])
+    pairer.add(events(sorted(hits, key=lambda hit: hit.time_ns), has_key=False), SITES, wanted[[1, 3, 0, 2, 4]])
+    expected = (OpenSpan(2, Thread(7, 5), (), (b"work 2",)), OpenSpan(5, Thread(7, 4), (), (b"work 5",)))
+    assert pairer.open_spans() == OpenSpans(expected, 2)
+    by_key = Pairer(Span(key=(KEY,), start_captures=(TEXT,)), ROOM)
+    by_key.add(events([Hit(1, number, number) for number in range(1, 151)], has_key=True), SITES)
+    told = by_key.open_spans()
+    assert (told.count, len(told.oldest)) == (150, 100)
+    assert told.oldest[99] == OpenSpan(100, Thread(7, 1), (100,), (b"work 100",))
 
 
 def test_threads_do_not_matter_to_keys_without_them() -> None:

@@ -52,8 +52,9 @@ class Consumers:
             case BeginSpan(span) | EndSpan(span):
                 if reason := why_not(span):
                     raise NotEncodableError(reason)
-                key_of(span, wanted.site, architecture)
+                key = key_of(span, wanted.site, architecture)
                 table = self._spans.open(channel, owner, span)
+                table.key_signs = () if span.is_of_calls else key.signs
                 self._drainer.wake()
                 if isinstance(wanted.action, BeginSpan):
                     table.kept_of(wanted.site, architecture)

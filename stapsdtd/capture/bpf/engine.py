@@ -24,6 +24,7 @@ from stapsdtd.capture.bpf.groups import Attachments, Groups
 from stapsdtd.capture.bpf.hit_tables import HitTables
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.missed import MissedCalls
+from stapsdtd.capture.bpf.open_spans import open_in
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
@@ -52,7 +53,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.runtime.slices import Turn
-from stapsdtd.spans.span import Span
+from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans, Span
 
 _log = logging.getLogger(__name__)
 
@@ -187,6 +188,11 @@ class BpfEngine:
             self._following.end(subscription.followed, delivered)
         self._chains.end(subscription_key, delivered)
         return delivered
+
+    def open_spans(self, subscription_key: SubscriptionKey) -> OpenSpans:
+        subscription = self._subscriptions.get(subscription_key)
+        tables = self._spans.of([subscription.channel]) if subscription else []
+        return open_in(tables[0]) if tables else NO_OPEN_SPANS
 
     def _end(self, plans: Sequence[ActivePlan], closing: Sequence[Channel]) -> Future[None]:
         """See `Endings`: no hit uses the plans any more."""

@@ -229,13 +229,16 @@ VALUE_MISSING = 0x8000
 ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8"), ("high", "u8")])
 """A row of a table, behind its key."""
 
-SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8")])
+SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8"), ("thread", "u8")])
 """What is kept of a start: its time, then words."""
+
+SMALL_ENTRY = np.dtype([("time_ns", "u8"), ("thread", "u8")])
+PAIR_CELLS = SPAN_ENTRY.itemsize // 8
 
 CHAIN = np.dtype([("frames", "u8", MAX_LINKS), ("length", "u4"), ("unused", "u4")])
 """The calls of a thread that are on a chain."""
 
-FIRST_WORD_CELL = MAX_PAIRINGS * (PAIR_WORDS + 1)
+FIRST_WORD_CELL = MAX_PAIRINGS * PAIR_CELLS
 FIRST_MISSING_CELL = FIRST_WORD_CELL + MAX_WORDS
 """Where the words of a hit's space are, and the bits of those that there are not, behind the pairs."""
 

@@ -12,6 +12,7 @@ from stapsdtd.capture.bpf.layout import (
     FIRST_WORD_CELL,
     MAX_THEN,
     PACKED_OPERAND,
+    PAIR_CELLS,
     PAIR_WORDS,
     OperandKind,
     Take,
@@ -79,7 +80,7 @@ def _built_in(built_in: BuiltIn) -> bytes:
 
 def encode_of_pair(value: OfPair) -> bytes:
     """Encode a number that is known of a span's start and end."""
-    first = value.pairing * (PAIR_WORDS + 1)
+    first = value.pairing * PAIR_CELLS
     return _made(first + value.word, first + PAIR_WORDS, value.word)
 
 

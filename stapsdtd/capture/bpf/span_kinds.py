@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stapsdtd.capture.bpf.layout import PAIR_KEY_WORDS, SPAN_ENTRY
+from stapsdtd.capture.bpf.layout import PAIR_KEY_WORDS, SMALL_ENTRY, SPAN_ENTRY
 
 
 class SpanKind(NamedTuple):
@@ -21,7 +21,7 @@ class SpanKind(NamedTuple):
 
 _START_BYTES = 512, 2048, 8192, 32768
 
-SMALL_SPAN = SpanKind("spans_small", 8, 8)
+SMALL_SPAN = SpanKind("spans_small", 8, SMALL_ENTRY.itemsize)
 """Knows threads and times alone."""
 
 SPAN_OF_WORDS = SpanKind("spans", 8 * PAIR_KEY_WORDS, SPAN_ENTRY.itemsize)

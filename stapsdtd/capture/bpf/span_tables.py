@@ -58,7 +58,8 @@ class Kernel(Protocol):
 @dataclass(slots=True, eq=False)
 class SpanTable:
     """entries: None as long as it is not known how large they are, for want of starts. users: how many plans name it.
-    kept: None before there is a start. died: how many starts ended with their threads, as far as that was told. lock:
+    kept: None before there is a start. key_signs: which parts of the key are signed; none if it is the thread, or a
+    call. died: how many starts ended with their threads, as far as that was told. lock:
     held until it is.
     """
 
@@ -73,6 +74,7 @@ class SpanTable:
     is_unused: bool = False
     is_removed: bool = False
     kept: Kept | None = None
+    key_signs: tuple[bool, ...] = ()
     died: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 

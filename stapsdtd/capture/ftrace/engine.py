@@ -26,7 +26,7 @@ from stapsdtd.plan.events import Instance, group_sites
 from stapsdtd.plan.fetch import fetch
 from stapsdtd.procs.descendants import Descendants, FollowedProcesses
 from stapsdtd.runtime.futures import finished
-from stapsdtd.spans.span import Span
+from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans, Span
 
 _log = logging.getLogger(__name__)
 
@@ -226,6 +226,10 @@ class FtraceEngine:
         return EngineMetrics(
             sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.metrics()), self._reader.slices
         )
+
+    def open_spans(self, subscription_key: SubscriptionKey) -> OpenSpans:  # noqa: ARG002
+        """Return nothing: this engine pairs nothing."""
+        return NO_OPEN_SPANS
 
     def quiesced(self, owner: str = "") -> Future[None]:  # noqa: ARG002
         """Return a finished future: disarm() and close() return only when nothing is patched any more."""
