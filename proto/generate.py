@@ -28,6 +28,7 @@ _BLOCKING = (
     (r"\basyncio\b", "time"),
     (r"import grpc\.aio\n", ""),
     (r"from stapsdtd\.client\.entering import \w+\n| *@entering\n", ""),
+    (r"\bgrpc\.aio\.UnaryStreamCall\[pb\.StreamRequest, ", "grpc._CallIterator["),
     (r"\bgrpc\.aio\b", "grpc"),
     (r"\bAn async context", "A context"),
 )

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from stapsdtd.subscribe_options import SubscribeOptions
 
 _LIVE_MS = 1000
+_KEPT_MS = 5000
+"""Between snapshots that are shown only if no later one comes, since the server was killed."""
 
 
 def keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ def run(
     known = catalog()
     names = ArgumentNames(known, (), pair.start_probe(known)) if pair else None
     output = output_for(table, shown, OpenSpanTexts(names))
-    interval_ms = _LIVE_MS if output.is_live else 0
+    interval_ms = _LIVE_MS if output.is_live else _KEPT_MS
     aggregate = Aggregate(
         functions=to_join(functions) if shown.dialect else functions,
         value=value,
@@ -151,16 +153,17 @@ def run(
                 wanted = await _resolved(client, selectors, pair, run.in_scope(subscribe_options), aggregate, known)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(hints, subscription.sites)
-                reader = _Reader(output, shown, wanted.meanings)
+                reader = _Reader(output, shown, wanted.meanings, shows_all=bool(output.is_live or shown.interval))
                 try:
                     failure = await follow(
                         subscription, reader.run(subscription), stop, duration=shown.duration, run=run
                     )
+                    reader.show_last()
                 finally:
                     output.close()
                 failure = failure or reader.failure
                 account = subscription.account
-                summary = summary_of(subscription, account.aggregated if account else 0, run)
+                summary = summary_of(subscription, account.aggregated if account else reader.aggregated, run)
                 if summary.is_silent:
                     silent = await why_silent(
                         client, wanted.texts, subscription.armed_so_far, known, has_ended=run.is_command
@@ -192,9 +195,15 @@ async def _resolved(  # noqa: PLR0917 - what a command was told
 class _Reader:
     """Shows snapshots. failure: why that was not possible any more."""
 
-    def __init__(self, output: Output, shown: Shown, meanings: Sequence[Declared | None]) -> None:
-        """meanings: of keys, as far as they are known."""
+    def __init__(self, output: Output, shown: Shown, meanings: Sequence[Declared | None], *, shows_all: bool) -> None:
+        """meanings: of keys, as far as they are known. shows_all: rather than the last one alone.
+
+        aggregated: how many hits are in those that came.
+        """
         self._output = output
+        self._shows_all = shows_all
+        self._last: Snapshot | None = None
+        self.aggregated = 0
         self._meanings = meanings
         self._count = shown.count
         self._dialect = shown.dialect
@@ -207,19 +216,30 @@ class _Reader:
     async def run(self, subscription: AsyncSubscription) -> None:
         """Return after the End, after so many snapshots, or when nothing can be written any more."""
         async for message in subscription.messages():
-            try:
-                match message:
-                    case Snapshot():
-                        self._output.show(self._readable(message))
-                        if message.number == self._count:
-                            return
-                    case Interruption(error):
-                        seconds = subscription.lease_seconds
-                        print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")
-            except BrokenPipeError:
-                discard_output()
-                return
-            except OSError as error:
-                discard_output()
-                self.failure = f"cannot write the snapshot: {error.strerror}"
-                return
+            match message:
+                case Snapshot():
+                    self.aggregated = message.account.aggregated
+                    self._last = message
+                    if self._shows_all and (not self._show(message) or message.number == self._count):
+                        return
+                case Interruption(error):
+                    seconds = subscription.lease_seconds
+                    print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")
+
+    def show_last(self) -> None:
+        """Show the last snapshot that came, unless all were shown: the final one, if the server gave that."""
+        if not self._shows_all and self._last is not None:
+            self._show(self._last)
+
+    def _show(self, snapshot: Snapshot) -> bool:
+        """Return whether that was possible."""
+        try:
+            self._output.show(self._readable(snapshot))
+        except BrokenPipeError:
+            discard_output()
+            return False
+        except OSError as error:
+            discard_output()
+            self.failure = f"cannot write the snapshot: {error.strerror}"
+            return False
+        return True

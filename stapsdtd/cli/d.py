@@ -220,6 +220,7 @@ async def _trace(
         subscription: AsyncSubscription | None = None
         if clauses := prepared.clauses():
             subscription = await stack.enter_async_context(client.query(clauses, scope))
+            subscription.open_stream()
         hits = Hits(
             prepared.interpreted, prepared.meant, prepared.needs, subscription.described if subscription else {}
         )

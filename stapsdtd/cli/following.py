@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
-    EndReason.LEASE_EXPIRED: "the connection was down for too long and the subscription expired: run the command again",
+    EndReason.LEASE_EXPIRED: "the server dropped the subscription after {lease} s without a reader",
     EndReason.ACCESS_REVOKED: "the server's policy changed and no longer allows this",
 }
+_FORGOTTEN = "the server forgot the subscription: it was restarted, or had no reader for {lease} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Summary:
     processes_ended: whether the trace ended because every process in its scope did. silent: why nothing may have fired,
     if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
     that one of them took, since the server noticed it. open: the spans that had no end at the end.
+    is_exact: whether the server gave an account; otherwise it is unknown what else fired.
     """
 
     delivered: int
@@ -52,6 +54,7 @@ class Summary:
     is_aggregated: bool = False
     spans: SpanAccount | None = None
     open: OpenSpans | None = None
+    is_exact: bool = True
 
     @property
     def outcome(self) -> str:
@@ -62,6 +65,7 @@ class Summary:
     def is_silent(self) -> bool:
         """Whether sites were armed, and none of them fired."""
         fired = (
+            not self.is_exact,
             self.delivered,
             self.filtered,
             self.lost,
@@ -81,6 +85,10 @@ class Summary:
             "lost": self.lost,
             "sites": self.sites,
         }
+        if not self.is_exact:
+            # what was filtered, and what else was lost, is unknown
+            del record["filtered"]
+            record["account"] = "unknown"
         if self.spans:
             record["spans"] = asdict(self.spans)
         if self.lost:
@@ -135,6 +143,8 @@ async def follow(
             # A stream that broke just now finds the subscription gone; the account covers what it missed.
             with suppress(NotFoundError):
                 await task
+    except NotFoundError:
+        failure = _FORGOTTEN.format(lease=subscription.lease_seconds)
     except ClientError as error:
         failure = str(error)
     finally:
@@ -143,7 +153,7 @@ async def follow(
     if subscription.still_disarming:
         print_stderr("still disarming: the kernel takes longer than usual; events that fire meanwhile are not captured")
     if subscription.end and subscription.end.reason in _FAILURES:
-        failure = _FAILURES[subscription.end.reason]
+        failure = _FAILURES[subscription.end.reason].format(lease=subscription.lease_seconds)
     return failure or (None if subscription.sites_armed or run.is_released else _why_nothing_armed(subscription, run))
 
 
@@ -175,7 +185,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
     account = subscription.account
     if account is None:
         by_stage = {stage.value: count for stage, count in subscription.lost.items()}
-        return Summary(shown, 0, by_stage, sites, refused, unread=0)
+        return Summary(shown, 0, by_stage, sites, refused, unread=0, is_exact=False)
     spans = account.spans
     return Summary(
         delivered=shown,

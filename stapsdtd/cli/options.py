@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 _TIMEOUT_SECONDS = 0.3
 MAX_SECONDS = 4_000_000
 """As milliseconds, requests have 32 bits for these."""
-LEASE_SECONDS = 10
+LEASE_SECONDS = 30
 """How long probes stay armed after a command was killed, and how long a connection may be down."""
 
 

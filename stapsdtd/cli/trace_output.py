@@ -187,6 +187,11 @@ def print_summary(summary: Summary) -> None:
 
 def format_summary(summary: Summary) -> str:
     what = "pair" if summary.spans else "event"
+    if not summary.is_exact:
+        lost = f", {summary.lost} lost" if summary.lost else ""
+        return (
+            f"{plural(summary.delivered, what)} received{lost}; what else fired is unknown: the server gave no account"
+        )
     parts = [f"{plural(summary.delivered, what)} {summary.outcome}", f"{summary.filtered} filtered"]
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:

@@ -120,6 +120,8 @@ async def subscribed(client: AsyncClient, wanted: Wanted) -> AsyncIterator[tuple
         hints = await _hints(client, selectors, (), options.files)
         raise NothingMatchesError("; ".join(hints.lines)) from None
     async with subscription:
+        # hints may take longer than the lease
+        subscription.open_stream()
         hints = await _hints(client, selectors, subscription.sites, options.files)
         yield (
             subscription,

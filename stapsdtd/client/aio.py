@@ -214,6 +214,7 @@ class AsyncSubscription(SubscriptionState):
         self._stub = stub
         self._target = target
         self._timeout = timeout
+        self._opened: grpc.aio.UnaryStreamCall[pb.StreamRequest, pb.StreamResponse] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -221,9 +222,15 @@ class AsyncSubscription(SubscriptionState):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._opened is not None:
+            self._opened.cancel()
         # The subscription is gone already, or its lease will end it.
         with suppress(NotFoundError, ServerUnavailableError):
             await self.unsubscribe()
+
+    def open_stream(self) -> None:
+        """Open the stream that messages() and the others read at first, so that the lease does not run until then."""
+        self._opened = self._stub.Stream(encode.stream_request(self.id, self.positions))
 
     async def events(self, from_seq: int | Mapping[str, int] | None = None) -> AsyncIterator[Event]:
         """Yield events until the stream ends, keeping `lost`, `sites` and `account` up to date."""
@@ -259,9 +266,14 @@ class AsyncSubscription(SubscriptionState):
         from_seq: the first number to send, of events or snapshots; of each clause, or by its tag.
         """
         self._resume_at(from_seq)
+        if from_seq is not None and self._opened is not None:
+            # it begins elsewhere
+            self._opened.cancel()
+            self._opened = None
         retry = StreamRetry(Call(f"stream subscription {self.id}", self._target), self.lease_seconds)
         while True:
-            call = self._stub.Stream(encode.stream_request(self.id, self.positions))
+            opened, self._opened = self._opened, None
+            call = opened or self._stub.Stream(encode.stream_request(self.id, self.positions))
             try:
                 async for response in call:
                     retry.succeeded()
