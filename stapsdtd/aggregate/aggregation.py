@@ -38,11 +38,12 @@ class HitField(StrEnum):
     EXECNAME = "execname"
     PROVIDER = "provider"
     MODULE = "module"
+    MODULE_PATH = "module_path"
     FUNCTION = "function"
     NAME = "name"
 
 
-SITE_FIELDS = frozenset({HitField.PROVIDER, HitField.MODULE, HitField.FUNCTION, HitField.NAME})
+SITE_FIELDS = frozenset({HitField.PROVIDER, HitField.MODULE, HitField.MODULE_PATH, HitField.FUNCTION, HitField.NAME})
 
 KeySource = Capture | HitField
 

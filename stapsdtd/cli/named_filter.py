@@ -34,6 +34,7 @@ RESERVED = frozenset(
         "timestamp",
         "provider",
         "module",
+        "module_path",
         "function",
         "name",
         "elapsed",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -16,18 +14,18 @@ from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.cli.render import discard_output, print_stderr
-from stapsdtd.cli.signatures import resolve
+from stapsdtd.cli.signatures import as_given, resolve_aggregate
 from stapsdtd.cli.top_output import output_for
-from stapsdtd.cli.top_rates import Rates
+from stapsdtd.cli.top_rates import KEYS, Interval, Rates
 from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
-    ColumnBatch,
-    Encoding,
     Interruption,
     SiteState,
+    Snapshot,
 )
+from stapsdtd.subscribe_options import Aggregate
 
 if TYPE_CHECKING:
     from stapsdtd.cli.command import Run
@@ -80,20 +78,24 @@ def command(
     With a COMMAND, run it and count what it and its children fire, until it ends; see stapsdt trace. Both write to the
     terminal unless -o separates them.
 
-    Without a SELECTOR, all probes are armed. Arguments are fetched only if a selector names them. The busiest probes
-    and processes of the last interval come first; PROCESSES is how many fired a probe in that interval.
+    Without a SELECTOR, all probes are armed. Hits are counted where they happen, and rates are of the time that the
+    server measured. The busiest probes and processes of the last interval come first; PROCESSES is how many fired a
+    probe in that interval.
 
-    At the end, a summary on standard error says how many events were delivered, filtered and lost.
+    At the end, a summary on standard error says how many hits were counted, filtered and lost.
     """
     wanted = [without_values(selector) for selector in selectors or (_EVERYTHING,)]
+    counted = Aggregate(functions=["count"], by=KEYS, interval_ms=round(interval * 1000))
 
     async def show() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop), started(command_line, server.address) as run:
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-                resolved = await resolve(client, wanted, run.in_scope(subscribe_options), catalog())
-                subscription, hints = await stack.enter_async_context(subscribed(client, Wanted(*resolved)))
+                scope = run.in_scope(subscribe_options)
+                scope, aggregate, _ = await resolve_aggregate(client, wanted, scope, counted, catalog())
+                wants = Wanted(as_given(wanted), scope, aggregate)
+                subscription, hints = await stack.enter_async_context(subscribed(client, wants))
                 top = _Top(subscription, output_for(as_json=as_json), stop, hints, run)
                 failure = await top.run(interval, count, duration)
             return await run.exit_code(failure)
@@ -102,8 +104,9 @@ def command(
 
 
 def without_values(selector: str) -> str:
-    """Return the selector with an empty capture list, unless it has one."""
-    return selector if "(" in selector else f"{selector}()"
+    """Return the selector without a capture list: hits are counted."""
+    head, parenthesis, _ = selector.partition("(")
+    return head if parenthesis and selector.endswith(")") else selector
 
 
 class _Top:
@@ -117,77 +120,59 @@ class _Top:
         self._stop = stop
         self._rates = Rates()
         self._failure: str | None = None
-        self._began = self._since = time.monotonic()
 
     async def run(self, interval: float, count: int | None, duration: float | None) -> str | None:
-        """Run until the end and return what failed. The last interval shown includes all events until the end."""
-        refreshing = asyncio.create_task(self._refresh(interval, count))
-        ended = self._began
-
-        def end() -> None:
-            # events that still arrive fired before this; the time that disarming takes is not part of the interval
-            nonlocal ended
-            ended = time.monotonic()
-            refreshing.cancel()
-
+        """Run until the end and return what failed."""
         self._output.begin(self._hints)
         try:
             failure = await follow(
-                self._subscription,
-                self._read(),
-                self._stop,
-                duration=duration,
-                run=self._run,
-                ending=end,
+                self._subscription, self._read(interval, count), self._stop, duration=duration, run=self._run
             )
-            self._show(ended)
             failure = failure or self._failure
         finally:
-            refreshing.cancel()
             self._output.close()
         if failure:
             print_stderr(failure)
         self._output.end(summary_of(self._subscription, self._rates.total, self._run))
         return failure
 
-    async def _read(self) -> None:
-        """Returns after the End."""
-        async for message in self._subscription.messages(Encoding.COLUMNS):
+    async def _read(self, interval: float, count: int | None) -> None:
+        """Return after the End, or when nothing can be written any more. Have it come after count intervals."""
+        async for message in self._subscription.messages():
             match message:
-                case ColumnBatch():
-                    self._rates.add(message)
+                case Snapshot():
+                    shown = self._taken(message)
+                    if count is not None and message.number > count:
+                        # of the moment until the end
+                        continue
+                    is_short = message.number > 1 and shown.seconds < interval / 2
+                    if not self._show(shown, is_short=is_short):
+                        return
+                    if message.number == count:
+                        self._stop.set()
                 case Interruption(error):
                     seconds = self._subscription.lease_seconds
                     self._output.interrupted(f"stream interrupted, retrying for up to {seconds} s: {error}")
 
-    async def _refresh(self, interval: float, count: int | None) -> None:
-        """Show each interval except the last one of count, which is shown when everything has ended."""
-        due = self._began
-        for elapsed in itertools.count(1):
-            due += interval
-            await asyncio.sleep(due - time.monotonic())
-            if elapsed == count or self._stop.is_set():
-                self._stop.set()
-                return
-            self._show(time.monotonic())
-
-    def _show(self, until: float) -> None:
-        since, self._since = self._since, until
+    def _taken(self, snapshot: Snapshot) -> Interval:
         sites = self._subscription.sites
-        interval = self._rates.take(
-            time.time_ns(),
-            until - since,
+        return self._rates.take(
+            snapshot,
             sum(site.state is SiteState.ARMED for site in sites),
             sum(site.state is SiteState.REFUSED for site in sites),
             {stage.value: lost for stage, lost in self._subscription.lost.items()},
         )
+
+    def _show(self, interval: Interval, *, is_short: bool) -> bool:
+        """Return whether that was possible. is_short: it is what was left of an interval at the end."""
         try:
-            self._output.show(interval)
+            self._output.show(interval, is_short=is_short)
         except BrokenPipeError:
             # the reader closed the pipe
             discard_output()
-            self._stop.set()
+            return False
         except OSError as error:
             discard_output()
             self._failure = f"cannot write the rates: {error.strerror}"
-            self._stop.set()
+            return False
+        return True

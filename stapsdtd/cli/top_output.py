@@ -36,7 +36,9 @@ _PIPE_ROWS_PER_TABLE = 100
 
 class Output(Protocol):
     def begin(self, hints: Hints) -> None: ...
-    def show(self, interval: Interval) -> None: ...
+    def show(self, interval: Interval, *, is_short: bool = False) -> None:
+        """is_short: what was left of an interval at the end, whose rates would be of a moment."""
+
     def interrupted(self, message: str) -> None: ...
     def close(self) -> None:
         """Restore the terminal."""
@@ -48,7 +50,8 @@ class JsonOutput:
     def begin(self, hints: Hints) -> None:
         print_unmatched(hints)
 
-    def show(self, interval: Interval) -> None:
+    def show(self, interval: Interval, *, is_short: bool = False) -> None:
+        del is_short
         print(json.dumps(record(interval)), flush=True)
 
     def interrupted(self, message: str) -> None:
@@ -71,7 +74,9 @@ class PipeOutput:
         for line in hints.lines:
             print_stderr(line)
 
-    def show(self, interval: Interval) -> None:
+    def show(self, interval: Interval, *, is_short: bool = False) -> None:
+        if is_short:
+            return
         lines = frame(interval, rows=2 * _PIPE_ROWS_PER_TABLE, color=False)
         print("\n".join(lines if self._is_first else ["", *lines]), flush=True)
         self._is_first = False
@@ -99,7 +104,9 @@ class TerminalOutput:
         self._hint = self._notice = next(iter(hints.lines), "")
         self._screen.open()
 
-    def show(self, interval: Interval) -> None:
+    def show(self, interval: Interval, *, is_short: bool = False) -> None:
+        if is_short:
+            return
         width, height = shutil.get_terminal_size()
         notice = self._notice or ("" if interval.sites or interval.total else self._hint)
         lines = frame(interval, notice=notice, rows=max(height - _OTHER_LINES, 2), width=width, color=self._color)

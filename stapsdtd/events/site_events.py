@@ -12,10 +12,10 @@ from stapsdtd.model import Capture, Site
 
 @dataclass(frozen=True, slots=True)
 class SiteEvents:
-    """Events of one site. captures: what their values are, in order. module: the name of the site's file."""
+    """Events of one site. captures: what their values are, in order. path: of the site's file."""
 
     site: Site
-    module: str
+    path: str
     captures: Sequence[Capture]
     batch: EventBatch
 

@@ -8,6 +8,7 @@ would not evaluate.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -231,15 +232,19 @@ class _Evaluator:
                 return Numbers(column.data.view(np.int64), column.unavailable)
             case Field.CGROUP | Field.CONTAINER:
                 return Texts(self._captured(Strings, Capture(BuiltIn(field.value))).tolist())
-            case Field.PROVIDER | Field.MODULE | Field.FUNCTION | Field.NAME:
-                return self._same(site_text(field, self._events.site, self._events.module))
+            case Field.PROVIDER | Field.MODULE | Field.MODULE_PATH | Field.FUNCTION | Field.NAME:
+                return self._same(site_text(field, self._events.site, self._events.path))
 
 
-def site_text(field: Field, site: Site, module: str) -> bytes:
-    """Return a property of a probe: PROVIDER, MODULE, FUNCTION or NAME."""
+def site_text(field: Field, site: Site, path: str) -> bytes:
+    """Return a property of a probe: PROVIDER, MODULE, MODULE_PATH, FUNCTION or NAME. path: of its file."""
     names = {
-        Field.PROVIDER: site.provider, Field.MODULE: module, Field.FUNCTION: site.function or "", Field.NAME: site.name,
-    }  # fmt: skip
+        Field.PROVIDER: site.provider,
+        Field.MODULE: os.path.basename(path),
+        Field.MODULE_PATH: path,
+        Field.FUNCTION: site.function or "",
+        Field.NAME: site.name,
+    }
     return names[field].encode(errors="surrogateescape")
 
 

@@ -29,6 +29,7 @@ class Field(Enum):
     ELAPSED = "elapsed"
     PROVIDER = "provider"
     MODULE = "module"
+    MODULE_PATH = "module_path"
     FUNCTION = "function"
     NAME = "name"
 

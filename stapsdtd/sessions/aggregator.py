@@ -46,7 +46,7 @@ class Aggregator:
         tables: list[ValueTable] = []
         for site_id, positions, events in batch.by_site():
             known = sites[site_id]
-            of_site = SiteEvents(known.capture.site, known.module, self._captures, events)
+            of_site = SiteEvents(known.capture.site, known.object.path, self._captures, events)
             columns = (
                 of_site.captured(column) if isinstance(column, Capture) else column.column(of_site)
                 for column in self._columns
@@ -63,7 +63,7 @@ class Aggregator:
 
     def _site_value(self, site_id: int, field: HitField) -> bytes:
         known = self._known_sites([site_id]).get(site_id)
-        return site_text(Field(field.value), known.capture.site, known.module) if known else b""
+        return site_text(Field(field.value), known.capture.site, known.object.path) if known else b""
 
 
 def _replaced(key: Key, values: Sequence[tuple[int, bytes]]) -> Key:

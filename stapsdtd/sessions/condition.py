@@ -48,9 +48,9 @@ class ConditionFilter:
         filters = self._filters_of(batch.site_ids())
         satisfied = np.ones(len(batch), np.bool_)
         for site_id, positions, events in batch.by_site():
-            site_filter, module = filters[site_id]
+            site_filter, path = filters[site_id]
             if site_filter.evaluated is not None:
-                of_site = SiteEvents(site_filter.site, module, site_filter.captures, events)
+                of_site = SiteEvents(site_filter.site, path, site_filter.captures, events)
                 satisfied[positions] = accepted(site_filter.evaluated, of_site)
         return satisfied
 
@@ -60,5 +60,5 @@ class ConditionFilter:
             self._filters.clear()
             new = site_ids
         for site_id, known in self._known_sites(new).items():
-            self._filters[site_id] = self._filter_at(known.capture), known.module
+            self._filters[site_id] = self._filter_at(known.capture), known.object.path
         return {site_id: self._filters[site_id] for site_id in site_ids}

@@ -68,7 +68,7 @@ class FieldComputer:
         tables: list[ValueTable] = []
         for site_id, positions, events in batch.by_site():
             known = sites[site_id]
-            of_site = SiteEvents(known.capture.site, known.module, known.capture.captures, events)
+            of_site = SiteEvents(known.capture.site, known.object.path, known.capture.captures, events)
             listed = events.tables[0].columns[: known.capture.listed]
             columns = (_column(field, of_site) for field in self._fields)
             tables.append(ValueTable((*listed, *columns), positions))

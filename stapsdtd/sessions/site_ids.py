@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -35,11 +34,6 @@ class KnownSite:
     def delivered(self) -> tuple[Delivered, ...]:
         """What the values of its events are, in order."""
         return delivered(self.fields, self.capture)
-
-    @property
-    def module(self) -> str:
-        """The name of the site's file, as expressions have it."""
-        return os.path.basename(self.object.path)
 
     def why_missing(self, position: int) -> str:
         """Return why an event has no value at a position: its operand, the engine, or the memory at that moment."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -106,6 +106,7 @@ class FakeServer(StapsdtServiceServicer):
         self._log: list[pb.Event] = []
         self._asides: list[tuple[int, pb.StreamResponse]] = []
         self._given = 0
+        self._snapshots = 0
         self.still_disarming = False
         self._may_return = threading.Event()
         self._may_return.set()
@@ -123,6 +124,32 @@ class FakeServer(StapsdtServiceServicer):
         with self.news:
             self._asides.append((len(self._log), message))
             self.news.notify_all()
+
+    def count(self, *rows: tuple[str, int, str, int], seconds: float = 1.0) -> None:
+        """Tell a snapshot, as of `stapsdt top`. rows: a path, a pid, its name, and how many hits."""
+        paths, pids, comms, counts = zip(*rows, strict=True) if rows else ((), (), (), ())
+        self._snapshots += 1
+        self.account.aggregated += sum(counts)
+        end_ns = 1_700_000_000_000_000_000 + self._snapshots * 1_000_000_000
+        self.tell(
+            pb.StreamResponse(
+                snapshot=pb.Snapshot(
+                    number=self._snapshots,
+                    begin_ns=end_ns - int(seconds * 1e9),
+                    end_ns=end_ns,
+                    count=len(rows),
+                    keys=[
+                        _texts(["postgresql"] * len(rows)),
+                        _texts(["query__start"] * len(rows)),
+                        _texts(paths),
+                        _numbers(pids),
+                        _texts(comms),
+                    ],
+                    values=[_numbers(counts)],
+                    account=self.account,
+                )
+            )
+        )
 
     def lose(self, count: int, stage: int = pb.Loss.STAGE_QUEUE) -> None:
         self.account.lost_queue += count
@@ -267,8 +294,18 @@ class FakeServer(StapsdtServiceServicer):
         account.CopyFrom(self.account)
         account.delivered = self._given
         account.in_flight = len(self._log) - self._given
-        account.fired = len(self._log) + account.filtered + account.lost_queue
+        account.fired = len(self._log) + account.filtered + account.lost_queue + account.aggregated
         return account
+
+
+def _texts(texts: Sequence[str]) -> pb.Column:
+    parts = [text.encode() for text in texts]
+    ends = b"".join(sum(map(len, parts[: number + 1])).to_bytes(4, "little") for number in range(len(parts)))
+    return pb.Column(type=pb.Column.TYPE_STRING, data=b"".join(parts), ends=ends)
+
+
+def _numbers(numbers: Sequence[int]) -> pb.Column:
+    return pb.Column(type=pb.Column.TYPE_SIGNED, data=b"".join(each.to_bytes(8, "little") for each in numbers))
 
 
 def columns(events: list[pb.Event]) -> pb.Columns:
