@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ class Summary:
     processes_ended: whether the trace ended because every process in its scope did. silent: why nothing may have fired,
     if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
     that one of them took, since the server noticed it. open: the spans that had no end at the end.
-    is_exact: whether the server gave an account; otherwise it is unknown what else fired.
+    is_exact: whether the server gave an account; otherwise it is unknown what else fired. refusals: the reasons why
+    sites are refused, the most frequent first, with how many.
     """
 
     delivered: int
@@ -55,6 +57,7 @@ class Summary:
     spans: SpanAccount | None = None
     open: OpenSpans | None = None
     is_exact: bool = True
+    refusals: tuple[tuple[str, int], ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -95,6 +98,7 @@ class Summary:
             record["lost_by_stage"] = dict(self.lost_by_stage)
         if self.refused:
             record["refused"] = self.refused
+            record["refusals"] = [{"reason": reason, "sites": sites} for reason, sites in self.refusals]
         if self.unread > 0:
             record["unread"] = self.unread
         if self.processes_ended:
@@ -181,11 +185,12 @@ def summary_of(subscription: AsyncSubscription, shown: int, run: Run) -> Summary
 
 def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
     sites = subscription.sites_armed
-    refused = sum(site.state is SiteState.REFUSED for site in subscription.sites)
+    refusals = Counter(site.reason for site in subscription.sites if site.state is SiteState.REFUSED)
+    refused, reasons = refusals.total(), tuple(refusals.most_common())
     account = subscription.account
     if account is None:
         by_stage = {stage.value: count for stage, count in subscription.lost.items()}
-        return Summary(shown, 0, by_stage, sites, refused, unread=0, is_exact=False)
+        return Summary(shown, 0, by_stage, sites, refused, unread=0, is_exact=False, refusals=reasons)
     spans = account.spans
     return Summary(
         delivered=shown,
@@ -201,6 +206,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
         },
         sites=sites,
         refused=refused,
+        refusals=reasons,
         unread=account.fired - account.filtered - account.lost - spans.starts - spans.unmatched - shown,
         spans=spans if spans.starts or spans.unmatched else None,
         open=next(iter(subscription.open_spans.values()), None),

@@ -177,12 +177,27 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def main() -> None:
+    _open_standard_streams()
     # otherwise gRPC writes its own messages when a handshake fails
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run())
+
+
+def _open_standard_streams() -> None:
+    """Have /dev/null in the place of standard streams that were closed, as with `>&-`: what is opened next would get
+    their numbers, and what is meant for them.
+    """
+    for number, mode in enumerate(("r", "w", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # the lowest number that is free is this one
+            os.open(os.devnull, os.O_RDWR)
+            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+            setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
 
 
 def _report_usage_error(error: click.UsageError) -> int:

@@ -15,6 +15,7 @@ from stapsdtd.client.errors import InvalidTargetError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_UNIX = ("unix:", "unix-abstract:")
 _TCP = re.compile(r"tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):(?P<port>[0-9]{1,5})")
 
 
@@ -33,6 +34,9 @@ def resolve(target: str, tls: Tls | None) -> tuple[str, grpc.ChannelCredentials 
     if match is None:
         if target.startswith("tcp:"):
             raise InvalidTargetError(f"{target!r} is not of the form tcp:HOST:PORT")
+        if not target.startswith(_UNIX):
+            # gRPC would look for a host of this name
+            raise InvalidTargetError(f"{target!r} is not of the form unix:PATH or tcp:HOST:PORT")
         if tls is not None:
             raise InvalidTargetError(f"{target} takes no certificate; only tcp:HOST:PORT does")
         return target, None

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from stapsdtd.kernel import features
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.commands import starting
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
+from tests.support import COMMANDS
 
 Run = Callable[..., tuple[int, str, str]]
 MAY = "; run 'stapsdt info' to see your rights"
@@ -41,6 +43,14 @@ def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
         return status, captured.out, captured.err
 
     return call
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_no_failure(server: FakeServer, closed: str) -> None:
+    command = f'exec "$0" --server {server.target} list {closed}'
+    done = subprocess.run(["sh", "-c", command, COMMANDS / "stapsdt"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("query__start" in done.stdout) == (">&-" not in closed.split())
 
 
 def test_list_json(server: FakeServer, run: Run) -> None:

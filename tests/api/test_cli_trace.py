@@ -273,7 +273,8 @@ def test_trace_whose_sites_are_all_refused_ends_at_once(server: FakeServer, trac
     status, out, err = finish(trace("--json"))
     assert (status, out) == (1, [])
     assert err[0] == "stapsdt: every site that matches was refused"
-    assert json.loads(err[1]) == {"delivered": 0, "filtered": 0, "lost": 0, "sites": 0, "refused": 1}
+    refusals = {"refused": 1, "refusals": [{"reason": "no room", "sites": 1}]}
+    assert json.loads(err[1]) == {"delivered": 0, "filtered": 0, "lost": 0, "sites": 0} | refusals
     assert server.asked("UnsubscribeRequest")
 
 

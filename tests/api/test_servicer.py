@@ -497,6 +497,13 @@ def test_unknown_subscription(server: Served) -> None:
     assert streams() == before
 
 
+def test_subscription_without_an_id(server: Served) -> None:
+    for call in (lambda: server.stream(""), lambda: server.unsubscribe("")):
+        code, text = refused_with(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert text == "subscription_id: it is missing: Subscribe returns it"
+
+
 class TestSubscribe:
     def test_nothing_matches_yet(self, server: Served) -> None:
         answer = server.subscribe("nobody:*", lease_seconds=7)

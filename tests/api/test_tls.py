@@ -344,6 +344,13 @@ def test_addresses_that_are_none(target: str) -> None:
         Client(target)
 
 
+@pytest.mark.parametrize("target", ["localhost:50051", "/run/stapsdtd.sock", "", "dns:///localhost:5"])
+def test_addresses_without_a_scheme(target: str) -> None:
+    """GRPC would look for hosts of these names, for as long as a call may take."""
+    with pytest.raises(InvalidTargetError, match="not of the form unix:PATH or tcp:HOST:PORT"):
+        Client(target)
+
+
 @pytest.mark.parametrize("host", ["db1.example", "127.0.0.2", "127.1", "127x0.0.1", "127.0.0.1.example", "localhost.x"])
 def test_no_plain_tcp_to_elsewhere(host: str) -> None:
     """Neither end does without TLS where the other would want it."""
