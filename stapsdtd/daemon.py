@@ -3,7 +3,8 @@
     control thread (an event loop)    Watcher ──► Registry ──► ObjectFollower ──► Armer: what is to be armed
     arming thread                     Attacher ──► Engine.arm / disarm: tracefs, perf, files
     reader thread (the engine's)      kernel buffers ──► EventSink.deliver ──► EventLog
-    evaluating thread                 Evaluating: filters that no engine tests, for clients in turn ──► EventLog
+    evaluating thread                 Evaluating: what no engine does, for clients in turn ──► EventLog
+    matching thread                   Chooser, Listing: which probes selectors mean, for clients in turn
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
                                       Health: checks that the other threads respond
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked

@@ -129,7 +129,7 @@ class Scope:
 class SubscribeOptions(Scope):
     """What to deliver, and how much to buffer. Of a number, 0 means the server's default.
 
-    where: a filter expression such as `arg0 > 100 && execname != "psql"`; see the README.
+    where: a filter expression such as `arg0 > 100 && execname != "psql"`; see docs/commands.md, Filters.
     lease_seconds: how long the subscription lives without a stream.
     queue_bytes: how much the server buffers for this client.
     kernel_buffer_kib: size of the kernel buffer per CPU.
