@@ -19,8 +19,10 @@ from stapsdtd.sessions.seq_ranges import SeqRanges
 
 _ROWS_PER_ENTRY = 16384
 _BYTES_PER_ENTRY = 2 << 20  # gRPC's default limit for a message is 4 MiB
-_JOINED_PART = 16
-"""Small batches are joined to an entry as long as it takes no more than this part of the room."""
+_JOINED_PART, _MOST_JOINED_BYTES = 16, 1 << 16
+"""Small batches are joined to an entry as long as it takes no more than this part of the room, nor so many bytes: each
+copies what is there.
+"""
 ENTRY_OVERHEAD = 2048
 """Bytes of the arrays' own headers, which outweigh an entry of one event."""
 
@@ -99,7 +101,8 @@ class EventLog:
     def _joined(self, entry: Entry) -> Entry:
         """Return the entry with the events of the last one, if no stream has read that and there is room."""
         last = self._last_unread()
-        joins = last is not None and last.nbytes + entry.nbytes - ENTRY_OVERHEAD <= self.max_bytes // _JOINED_PART
+        most = min(self.max_bytes // _JOINED_PART, _MOST_JOINED_BYTES)
+        joins = last is not None and last.nbytes + entry.nbytes - ENTRY_OVERHEAD <= most
         return last.followed_by(entry) if last is not None and joins else entry
 
     def _add(self, entry: Entry) -> None:
