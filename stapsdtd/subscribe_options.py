@@ -49,12 +49,13 @@ class Span:
 
     start_selectors: the starts; their capture lists, which must be equal, say what a pair tells of its start.
     start_where: a filter expression for starts; `SubscribeOptions.where` is for ends and, with `elapsed`, for pairs.
-        Neither changes which start an end belongs to.
+        Neither changes which start an end belongs to, but for filters_choose.
     key: what start and end have in common, as `Aggregate.by`, without strings; the thread if empty.
     timeout_ms: how long a start waits for its end; 0 for no limit.
     nested: an end belongs to the last start that has none yet, to a depth of 128, rather than to the first.
     max_open: how many keys may wait for their ends; 0 for the server's limit.
-    latest: an end belongs to the latest start, which replaces the one that waited; filters choose starts and ends.
+    latest: an end belongs to the latest start, which replaces the one that waited.
+    filters_choose: hits that do not satisfy their filter are no starts and ends, rather than those of unwanted pairs.
     report_open_ms: after how long a stream of events tells of a start that still waits; 0 for never.
     """
 
@@ -65,6 +66,7 @@ class Span:
     nested: bool = False
     max_open: int = 0
     latest: bool = False
+    filters_choose: bool = False
     report_open_ms: int = 0
 
 

@@ -122,17 +122,14 @@ class _ClauseParser:
     ) -> tuple[Condition | None, SpanSpec]:
         """Return what is required of a hit to be an end, and the span.
 
-        A filter does not change which start an end belongs to, unless the latest start counts, as in D: a program there
-        says itself which hits are starts and ends. An entry of a kernel function belongs to its return anyway.
+        A filter does not change which start an end belongs to, unless it is to say which hits are starts and ends, as a
+        D program does. An entry of a kernel function belongs to its return anyway.
         """
         span, starts = parse_span(clause.span, self._texts, ends=ends, aggregation=aggregation)
-        is_of_hit = span.takes_latest or span.is_of_calls
-        of_end, pair_predicate = self._required(
-            "where", clause.where, self._divided if span.takes_latest else self._of_pair
-        )
-        of_start, start_predicate = self._required(
-            "span.start_where", clause.span.start_where, self._of_starts if is_of_hit else self._of_pairs_start
-        )
+        chooses = clause.span.filters_choose
+        of_end, pair_predicate = self._required("where", clause.where, self._divided if chooses else self._of_pair)
+        of_starts = self._of_starts if chooses or span.is_of_calls else self._of_pairs_start
+        of_start, start_predicate = self._required("span.start_where", clause.span.start_where, of_starts)
         report_open_ns = clause.span.report_open_ms * 1_000_000
         return of_end, SpanSpec(span, starts, of_start, start_predicate, pair_predicate, report_open_ns)
 

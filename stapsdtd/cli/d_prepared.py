@@ -87,7 +87,12 @@ class Prepared:
         return [meant.selector.text for meant in self.meant[id(clause)]]
 
     def _span(self, start: Start) -> Span:
-        return Span(start_selectors=self._selectors(start.clause), start_where=start.where, latest=start.takes_latest)
+        return Span(
+            start_selectors=self._selectors(start.clause),
+            start_where=start.where,
+            latest=start.takes_latest,
+            filters_choose=True,
+        )
 
     def print_list(self, *, is_verbose: bool) -> None:
         """is_verbose: with the types of the probes' arguments."""

@@ -35,8 +35,8 @@ _WIDTHS = (3, 15, 13, 15)
 _MAY_BE_LEFT_OUT = 2
 _FEWEST_FOR_VALUES = 24
 """Characters of a line that are kept for values, if columns can be left out for them."""
-_FEWEST_CHARACTERS = 8
-"""Of a value that is cut."""
+_FEWEST_CHARACTERS = 24
+"""Of a value that is cut. Where that does not suffice, the terminal wraps the line."""
 _CUT = "…"
 
 

@@ -16,6 +16,7 @@ from stapsdtd.query.evaluate import steps
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.site_filter import WhyNotCaptured, evaluated_late
 from stapsdtd.runtime.futures import once_done, pass_on, unfinished
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.evaluating import Evaluating
@@ -63,6 +64,7 @@ class Clause:
         self.spec = spec
         self.sites = sites
         self.engine_pairs = engine_pairs
+        self._client = client.name
         self._open_in_engine = open_in_engine
         self._open_at_end: OpenSpans | None = None
         self.log = EventLog(queue_bytes, notify)
@@ -138,7 +140,7 @@ class Clause:
             self._open_at_end = self.open_spans()
         except OSError as error:
             self._open_at_end = NO_OPEN_SPANS
-            _log.warning("cannot tell which spans are open: %s", error)
+            _log.warning("cannot tell which spans are open: %s", error, extra=fields(client=self._client))
 
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.cli.options import LEASE_SECONDS
+from stapsdtd.client import Client
 from tests.support import (
     TICKER,
     Daemon,
@@ -208,6 +210,9 @@ def test_command_goes_on_without_its_tracer(daemon: Daemon, tmp_path: Path, sign
         assert not is_dead(running)
         go.write_text("done\n")
         wait_for(lambda: made.exists() and made.read_text() == "done\n", "the command to go on")
+        if signum == signal.SIGKILL:
+            with Client(daemon.target) as client:
+                wait_for(lambda: not client.subscriptions(), "the lease to expire", seconds=2 * LEASE_SECONDS)
         if signum == signal.SIGTERM:
             assert f"sh goes on untraced, as process {running}" in tracer.communicate()[1]
 

@@ -131,15 +131,15 @@ def test_narrow_terminals_have_fewer_columns_and_values_are_cut(width: int, show
     (line,) = lines.format(batch(described(1, arguments=(INT64,)), values=("x" * 400,)), width)
     assert line[15:].startswith(f'{shown}  app:p  "xxxxxx')
     assert line.endswith("x…")
-    assert len(line) == max(width, len(f"{shown}  app:p  ") + 15 + 8)
+    assert len(line) == max(width, len(f"{shown}  app:p  ") + 15 + 24)
 
 
 def test_the_longest_values_are_cut() -> None:
     site = described(1, arguments=(INT64, INT64, INT64))
     values = ("a" * 30, 42, "b" * 200)
-    (line,) = EventLines(color=False).format(batch(site, values=values), 100)
-    assert len(line) == 100
-    assert line.endswith(f' "{"a" * 16}… 42 "{"b" * 15}…')
+    (line,) = EventLines(color=False).format(batch(site, values=values), 116)
+    assert len(line) == 116
+    assert line.endswith(f' "{"a" * 24}… 42 "{"b" * 23}…')
     (line,) = EventLines(color=False).format(batch(site, values=values), None)
     assert line.endswith(f'"{"a" * 30}" 42 "{"b" * 200}"')
 

@@ -60,7 +60,7 @@ def test_in_the_long_run_a_user_gets_a_share(time: CpuBudget, clock: Clock) -> N
 
 
 def test_turns_are_short(time: CpuBudget, clock: Clock) -> None:
-    assert (time.slice(0), time.slice(1000)) == (float("inf"), 0.02)
+    assert (time.slice(0), time.slice(1000)) == (float("inf"), 0.004)
     take(time, clock, 1000, 2)
     assert time.slice(1000) <= 0
 
