@@ -25,7 +25,7 @@ from stapsdtd.sessions.subscriptions import Subscriptions
 
 _T = TypeVar("_T")
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 10.0
 
 
 class Control(Protocol):

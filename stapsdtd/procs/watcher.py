@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 _ROOT, _USERS = 0, 1 << 32
 _MOMENT_SECONDS = 0.25
+_LOOK_SECONDS = 10.0
+"""For the processes that a call is about; more only become due if there is no end of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class Watcher:
         seconds = time.monotonic() - begun
         if is_done and users is None and self._looker.has_work:
             is_done = seconds >= self._pace.refresh_seconds
-        if is_done or seconds > _MOMENT_SECONDS:
+        if is_done or seconds > _LOOK_SECONDS:
             then()
         else:
             self._loop.call_soon(self._look_at_those_of, users, pids, then, begun)
