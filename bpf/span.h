@@ -36,7 +36,7 @@ struct {
 	__array(values, struct open_spans);
 } spans SEC(".maps");
 
-/* Of threads, by their tasks, of which nothing is kept but the time. */
+/* Of threads, by their tasks, of which nothing is kept but the time and their number. */
 struct small_spans {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -107,13 +107,13 @@ static __always_inline __u64 thread_of(const struct hit *hit)
 
 /* start: begins with its time. */
 static __always_inline void begin_span(const struct hit *hit, const struct pairing *pairing, void *entries,
-				       const __u64 *key, __u64 *start, bool is_unwanted)
+				       const __u64 *key, __u64 *start, bool unwanted)
 {
 	__u64 now_ns = bpf_ktime_get_ns();
 	long error;
 
 	count_span(hit, pairing, SPAN_STARTS);
-	*start = is_unwanted ? now_ns | UNWANTED_START : now_ns;
+	*start = unwanted ? now_ns | UNWANTED_START : now_ns;
 	error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
 	if (error == -EEXIST && expire(hit, pairing, entries, key, now_ns))
 		error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);

@@ -112,7 +112,8 @@ def encoded_spans(clause: Clause, spans: OpenSpans, realtime_offset_ns: int) -> 
     if not spans.count or clause.spec.span is None:
         return None
     captures = clause.spec.span.span.start_captures
-    now_ns = time.monotonic_ns()
+    # of a clause that is closed, spans wait no longer
+    now_ns = time.monotonic_ns() if clause.closed_ns is None else clause.closed_ns
     return pb.OpenSpans(
         spans=[
             pb.OpenSpan(

@@ -67,6 +67,7 @@ class Clause:
         self._client = client.name
         self._open_in_engine = open_in_engine
         self._open_at_end: OpenSpans | None = None
+        self.closed_ns: int | None = None
         self.log = EventLog(queue_bytes, notify)
         aggregator = Aggregator(spec.aggregation, sites.known, queue_bytes) if spec.aggregation else None
         self.table: Table | None = aggregator.table if aggregator else None
@@ -128,19 +129,19 @@ class Clause:
 
     def open_spans(self) -> OpenSpans:
         """Return the starts that wait for their ends, or that did when the engine closed the clause."""
-        if self.spec.span is None:
-            return NO_OPEN_SPANS
         if self.pairing is not None:
             return self.pairing.open_spans()
-        return self._open_in_engine() if self._open_at_end is None else self._open_at_end
+        if self.spec.span is None or self._open_at_end is not None:
+            return self._open_at_end or NO_OPEN_SPANS
+        try:
+            return self._open_in_engine()
+        except OSError as error:
+            _log.warning("cannot tell which spans are open: %s", error, extra=fields(client=self._client))
+            return NO_OPEN_SPANS
 
     def close(self) -> None:
         """Keep what the engine knows only until it closes the clause."""
-        try:
-            self._open_at_end = self.open_spans()
-        except OSError as error:
-            self._open_at_end = NO_OPEN_SPANS
-            _log.warning("cannot tell which spans are open: %s", error, extra=fields(client=self._client))
+        self._open_at_end, self.closed_ns = self.open_spans(), time.monotonic_ns()
 
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""

@@ -145,7 +145,8 @@ class Housekeeping:
         quotas = {each.name: each.quotas.max_foreign_hits_per_second for each in self._principal_of.values()}
         limits = {name: limit for name, limit in quotas.items() if limit is not None}
         for name, excess in self._foreign.judge(hits, limits):
-            _log.warning("%s", excess.why_confined, extra=fields(client=name))
+            reason = excess.why_refused if excess.is_refused else excess.why_confined
+            _log.warning("%s", reason, extra=fields(client=name))
             for live in [live for live in self._live.values() if live.subscription.client.name == name]:
                 if considered := live.considered.get(excess.key):
                     self._follower.consider(live, considered.object)
