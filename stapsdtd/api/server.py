@@ -97,7 +97,7 @@ class Server:
         """Let streams that have ended finish, then close."""
         await self.set_health(is_serving=False)
         self._relay.stop_accepting()
-        self._servicer.stop()
+        await self._servicer.stop()
         stopped = asyncio.ensure_future(self._server.stop(_STOP_SECONDS))
         await asyncio.wait({stopped}, timeout=_STOP_SECONDS + _STOP_MARGIN_SECONDS)
         # gRPC waits without a limit for clients to read; once it is done, the relay has all that is left

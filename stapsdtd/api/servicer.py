@@ -51,9 +51,10 @@ class StapsdtServicer:
         self._calls = OpenCalls(backend.control)
         self._watches = Watches(backend, self._listing, self._calls)
 
-    def stop(self) -> None:
-        """End the calls that would not end by themselves."""
+    async def stop(self) -> None:
+        """End the calls that would not end by themselves, and let streams deliver what they have."""
         self._watches.stop(ServerStoppingError())
+        await self._streams.finish()
 
     async def apply_policy(self) -> int:
         """End whatever the gate's policy no longer allows, and return the number of subscriptions ended."""

@@ -74,6 +74,8 @@ class SubscriptionStream:
         self._woken = asyncio.Event()
         self._waking = False
         self._stopped: StapsdtdError | None = None
+        self.taken = 0
+        """Messages that gRPC has taken, which it does as the client reads."""
 
     def stop(self, error: StapsdtdError) -> None:
         """Make `messages` raise error."""
@@ -94,6 +96,7 @@ class SubscriptionStream:
                 async with aclosing(self._new_messages(is_ended=end is not None)) as messages:
                     async for message in messages:
                         yield message
+                        self.taken += 1
                         if self._stopped is not None:
                             break
                 if self._stopped is not None:

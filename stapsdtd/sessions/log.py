@@ -128,6 +128,12 @@ class EventLog:
             self._lost.add(oldest.next_seq - unseen, oldest.next_seq)
             self._handed_to = oldest.next_seq
 
+    def discard(self) -> None:
+        """Keep nothing. What was never handed out is lost."""
+        with self._lock:
+            while self._entries:
+                self._evict()
+
     def resume(self, seq: int) -> None:
         """Resume at the first number that a client lacks.
 
@@ -151,7 +157,10 @@ class EventLog:
                 return None
             entry = self._entries.get(seq)
             if entry is None:
-                entry = next(entry for entry in self._entries.values() if entry.next_seq > seq)
+                entry = next((each for each in self._entries.values() if each.next_seq > seq), None)
+            # all that it had may be discarded
+            if entry is None:
+                return None
             self._read_to = max(self._read_to, entry.next_seq)
         return entry.starting_at(seq)
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from stapsdtd.api import subscription_messages
 from stapsdtd.api.half import Half
 from stapsdtd.api.listeners import open_listeners
 from stapsdtd.api.peers import ADDRESS_PREFIX, PeerTable
@@ -37,6 +38,7 @@ from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.runtime.line_limiter import LineLimiter
 from stapsdtd.sessions.own_clients import ConnectedClients
+from stapsdtd.sessions.subscription import EndReason
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api import http2
 from tests.api.served import LONG_TIMEOUTS, PATIENCE_SECONDS, Served, served
@@ -582,6 +584,26 @@ def test_who_begins_to_read_gets_it_all(server: Served) -> None:
                 break
         assert read > 60 * 10_000 * 8
         wait_for(lambda: not buffered(server), "the relay to hold nothing back")
+
+
+def test_who_reads_too_slowly_is_told_what_is_lost_and_why_it_ends(server: Served) -> None:
+    with stalled_stream(server) as connection:
+        (held,) = server.held()
+        subscription = server.subscriptions.get(held.subscription_id)
+        server.close_all()
+        server.in_api(server.servicer.stop())
+        assert subscription.account().in_flight == 0
+        connection.settimeout(PATIENCE_SECONDS)
+        last = b""
+        for kind, flags, payload in http2.frames(connection):
+            last = last + payload if kind == http2.DATA else last
+            if kind == http2.HEADERS and flags & http2.END_STREAM:
+                break
+        account = subscription.account()
+        assert account.lost_queue > 300_000
+        assert account.delivered + account.lost_queue == 60 * len(EVENTS)
+        end = pb.StreamResponse(end=subscription_messages.end(EndReason.SERVER_STOPPING, subscription))
+        assert last.endswith(end.SerializeToString())
 
 
 def test_stopping_while_clients_stall(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ class TestWatchProbes:
             server.close_all()
             code, text = refused_with(server.subscribe)
             assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
-            server.call_in_api(server.servicer.stop)
+            server.in_api(server.servicer.stop())
             assert refused_with(lambda: call) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
 
     def test_stop_waits_for_what_a_cancelled_call_does_lastly(self, server: Served) -> None:

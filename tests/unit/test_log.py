@@ -86,6 +86,11 @@ class Accounting(RuleBasedStateMachine):
         self.seq = self.reading.next_seq
         self.reading = None
 
+    @rule()
+    def discard(self) -> None:
+        self.log.discard()
+        assert self.log.counts().pending == 0
+
     @rule(seq=st.none() | st.integers(1, 60))
     def reconnect(self, seq: int | None) -> None:
         self.reading = None
