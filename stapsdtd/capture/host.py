@@ -26,6 +26,7 @@ from stapsdtd.kernel.process_memory import LocalMemory, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.descendants import Descendants
+from stapsdtd.runtime.shares import Toll
 
 _log = logging.getLogger(__name__)
 
@@ -55,10 +56,11 @@ class Host:
             nops = trial.result()
         return cls(Tracefs.locate(), (*features, nop_feature(nops), feature(bpf)), hooks, nops, bpf)
 
-    def make_engine(self, config: Config, pids_of: PidsOf, descendants: Descendants) -> Engine:
+    def make_engine(self, config: Config, pids_of: PidsOf, descendants: Descendants, toll: Toll) -> Engine:
         """Make the configured engine, or choose one. Raises KernelFeatureError if the configured one cannot work here.
 
         pids_of: tells the ftrace engine which process a thread belongs to. descendants: follows processes for it.
+        toll: what clients pay for the reading of their events.
         """
         owner, buffer_bytes = Owner.this_process(), config.limits.max_total_kernel_buffer_mib << 20
         if isinstance(self.bpf, Loaded):
@@ -66,7 +68,9 @@ class Host:
                 memory = LocalMemory(Filesystems(config.filesystems.arm))
                 paging = Paging(touch, user_of, memory.local_bytes)
                 attachments = Attachments.of(self.bpf, self.tracefs, partial(ways_to_attach, self.hooks))
-                return BpfEngine(self.tracefs, owner, self.bpf, paging, buffer_bytes, attachments=attachments)
+                return BpfEngine(
+                    self.tracefs, owner, self.bpf, paging, buffer_bytes, toll=toll, attachments=attachments
+                )
             self.bpf.close()
         elif config.engine == "bpf":
             raise self.bpf

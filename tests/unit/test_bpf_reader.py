@@ -10,6 +10,7 @@ from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.model import Memory, Operand
 from stapsdtd.plan.values import Value
 from stapsdtd.runtime.mailbox import ThreadEndedError
+from stapsdtd.runtime.shares import Shares, Toll
 from tests.support import wait_for
 from tests.unit.fake_bpf import (
     PATIENCE_SECONDS,
@@ -87,13 +89,22 @@ class Host:
         filters: Sequence[Filter] = (EVERYTHING,),
         operand: Operand = RDI,
         number: NumberAt = FIRST,
+        owners: Sequence[str] = (),
     ) -> ActivePlan:
-        """A plan of one number. The sinks' site_ids are 1, 2, …; each has a filter of its own as far as they last."""
+        """A plan of one number. The sinks' site_ids are 1, 2, …; each has a filter of its own as far as they last.
+
+        owners: who pays for each.
+        """
         value = encode_value(Value(0), argument(operand), "x86-64")
         entry = self.tables.allocate_plan(PlanSpec([value], [], dict(enumerate(filters)), {0: 0}, has_texts=False))
+        payers = chain(owners, repeat(""))
+        channels = [
+            Channel(site_id, sink, owner=owner)
+            for site_id, (sink, owner) in enumerate(zip(sinks or (self.sink,), payers, strict=False), 1)
+        ]
         readings = tuple(
-            Reading(Channel(site_id, sink), min(site_id, len(filters)) - 1, site_id, (number,))
-            for site_id, sink in enumerate(sinks or (self.sink,), 1)
+            Reading(channel, min(channel.subscription_key, len(filters)) - 1, channel.subscription_key, (number,))
+            for channel in channels
         )
         tested = sum(1 << bit for bit, wanted in enumerate(filters) if not wanted.accepts_all)
         plan = ActivePlan(entry, channels_of(readings), readings, tested)
@@ -289,6 +300,42 @@ def test_record_reaches_each_subscription_that_it_matched(host: Host) -> None:
     host.in_reader(*(partial(host.put, ring, plan, matched, matched=matched) for matched in (1, 2, 3)))
     wait_for(lambda: len(first.rows) + len(second.rows) == 4, "the events")
     assert (first.values, second.values) == ([(1, 1), (1, 3)], [(2, 2), (2, 3)])
+
+
+def test_who_is_behind_loses_events_while_a_ring_fills_up_and_nobody_else_does() -> None:
+    shares = Shares()
+    greedy, modest = RecordingSink(), RecordingSink()
+    with closing(Host(toll=Toll(shares, "reading"))) as host:
+        plan = host.begin(greedy, modest, owners=["greedy", "modest"])
+        few, many = host.add_ring(), host.add_ring()
+        shares.charge("greedy", "other work", 100)
+        host.in_reader(partial(host.put, few, plan, 1))
+        wait_for(lambda: len(modest.rows) == 1, "the first event")
+        assert greedy.values == [(1, 1)], "there is room for more"
+        count = many.size // many.stride // 2
+        host.in_reader(*(partial(host.put, many, plan, value) for value in range(count)))
+        wait_for(lambda: len(modest.rows) == 1 + count, "the other events")
+        assert greedy.losses == {LossStage.QUOTA: count}
+        host.in_reader(partial(host.put, few, plan, 2))
+        wait_for(lambda: len(modest.rows) == 2 + count, "the last event")
+        assert (greedy.values, modest.losses) == ([(1, 1), (1, 2)], {})
+        host.end(plan)
+        assert (greedy.fired_count, modest.fired_count) == (count + 2, count + 2)
+        taken = shares.taken(["greedy", "modest"])
+        assert taken["greedy"].seconds["reading"] > 0
+        assert taken["modest"].seconds["reading"] > 0
+
+
+def test_nobody_is_behind_who_is_alone() -> None:
+    shares = Shares()
+    with closing(Host(toll=Toll(shares, "reading"))) as host:
+        plan = host.begin(sink := RecordingSink(), owners=["greedy"])
+        ring = host.add_ring()
+        shares.charge("greedy", "other work", 100)
+        count = ring.size // ring.stride // 2
+        host.in_reader(*(partial(host.put, ring, plan, value) for value in range(count)))
+        wait_for(lambda: len(sink.rows) == count, "the events")
+        assert sink.losses == {}
 
 
 def test_counters_are_told_exactly_over_all_cpus_while_it_runs(host: Host) -> None:

@@ -7,7 +7,8 @@ One record serves all subscriptions whose filters its hit passed. Columns that s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Reading
 from stapsdtd.capture.bpf.rings import DISCARDED, Records
 from stapsdtd.capture.bpf.sources import Layout
 from stapsdtd.capture.bpf.tables import Generation
+from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
 from stapsdtd.events.columns import I32, I64, U16, U64, Comms, Indices, ValueColumn
 
@@ -65,11 +67,17 @@ class RecordDecoder:
         """How many values that hits could not read were found nowhere; known when `events` returned."""
         return self._reader.unavailable
 
-    def events(self, plans: Mapping[Generation, ActivePlan]) -> tuple[list[tuple[Channel, EventBatch]], int]:
-        """Return each subscription's events in the order of the ring, and how many records are of unknown plans."""
+    def events(
+        self, plans: Mapping[Generation, ActivePlan], sheds: Callable[[Channel], bool] = lambda _: False
+    ) -> tuple[list[tuple[Channel, EventBatch]], int]:
+        """Return each subscription's events in the order of the ring, and how many records are of unknown plans.
+
+        sheds: tells of a subscription whether its events are lost, counted, without being decoded.
+        """
         self._reader.use(plans)
         wanted: dict[Channel, list[tuple[Reading, _Selection]]] = {}
         received: list[tuple[ActivePlan, int, int]] = []
+        shed: Counter[Channel] = Counter()
         unknown = 0
         for generation, selection in self._by_plan():
             if not generation:
@@ -81,11 +89,17 @@ class RecordDecoder:
             for bit, accepted in self._by_filter(plan, selection):
                 received.append((plan, bit, accepted.count))
                 for reading in plan.readings:
-                    if reading.bit == bit:
+                    if reading.bit != bit:
+                        continue
+                    if sheds(reading.channel):
+                        shed[reading.channel] += accepted.count
+                    else:
                         wanted.setdefault(reading.channel, []).append((reading, accepted))
         batches = [(channel, self._batch(parts)) for channel, parts in wanted.items()]
         for plan, bit, count in received:
             plan.received[bit] = plan.received.get(bit, 0) + count
+        for channel, count in shed.items():
+            channel.lost(LossStage.QUOTA, count)
         return batches, unknown
 
     def unread(self) -> Iterator[tuple[int, int, int]]:

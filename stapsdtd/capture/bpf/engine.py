@@ -52,6 +52,7 @@ from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
+from stapsdtd.runtime.shares import Toll
 from stapsdtd.runtime.slices import Turn
 from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans, Span
 
@@ -75,16 +76,19 @@ class BpfEngine:
         paging: Paging,
         max_buffer_bytes: int = 1 << 40,
         *,
+        toll: Toll | None = None,
         attachments: Attachments | None = None,
         tables: Tables | None = None,
         reaper: EventReaper | None = None,
     ) -> None:
-        """max_buffer_bytes: of all rings together. attachments: by default, kernel functions take an event each."""
+        """max_buffer_bytes: of all rings together. toll: for reading clients' events. attachments: by default,
+        kernel functions take an event each.
+        """
         self._tracefs = tracefs
         self._loaded = loaded
         self._tables = tables or Tables(loaded.table, loaded.cpus)
         self._paging = paging
-        self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
+        self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request, toll)
         self._memory = TableMemory()
         self._hit_tables = HitTables(loaded, self._memory)
         self._spans = SpanTables(loaded, self._memory)
@@ -141,7 +145,7 @@ class BpfEngine:
         rows: RowSink | None = None,
     ) -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
-        channel = Channel(subscription_key, sink, rows=rows)
+        channel = Channel(subscription_key, sink, rows=rows, owner=owner)
         self._subscriptions[subscription_key] = Subscription(channel, buffer_bytes, owner)
         # make the ring now: that takes the kernel a while, and the first site to be armed should not wait for it
         with contextlib.suppress(OSError):

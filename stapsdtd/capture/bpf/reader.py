@@ -12,7 +12,8 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -29,12 +30,15 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel.cgroup_ids import CgroupIds
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
+from stapsdtd.runtime.shares import Toll
 from stapsdtd.runtime.slices import slices
 
 _log = logging.getLogger(__name__)
 
 _ROWS_PER_SWEEP = 16384
 _BYTES_PER_SWEEP = 16 << 20
+_PRESSED_PART = 4
+"""A ring of which a quarter waits to be read fills up."""
 _PAUSE_MS = 4
 _SHORT_PAUSE_MS = 1
 _IDLE_SECONDS = 0.2
@@ -76,6 +80,57 @@ class _Poller:
         self._set_waiting(False)
 
 
+class _Charges:
+    """Charges clients for the reading of their events: each for delivering its own, and for its part of decoding.
+
+    While a ring fills up, those that are behind with their share of a processor lose their events before they are
+    decoded, so that others' are read in time.
+    """
+
+    def __init__(self, toll: Toll | None) -> None:
+        self._toll = toll
+        self._is_pressed = False
+        self._is_behind: dict[str, bool] = {}
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._marked = 0.0
+
+    def begin(self, rings: Iterable[Ring]) -> None:
+        """Begin a sweep."""
+        self._is_pressed = any(ring.filled > ring.size // _PRESSED_PART for ring in rings)
+        self._is_behind.clear()
+        self._spent.clear()
+        self._lap()
+
+    def sheds(self, channel: Channel) -> bool:
+        """Report whether a subscription's events are given up."""
+        if self._toll is None or not self._is_pressed:
+            return False
+        owner = channel.owner
+        if owner not in self._is_behind:
+            self._is_behind[owner] = self._toll.seconds_to_wait(owner) > 0
+        return self._is_behind[owner]
+
+    def decoded(self, events: Mapping[Channel, Sequence[EventBatch]]) -> None:
+        """Note that events of this sweep were decoded."""
+        counts = {channel: sum(map(len, batches)) for channel, batches in events.items()}
+        for_each = self._lap() / max(sum(counts.values()), 1)
+        for channel, count in counts.items():
+            self._spent[channel.owner] += for_each * count
+
+    def delivered(self, channel: Channel) -> None:
+        self._spent[channel.owner] += self._lap()
+
+    def end(self) -> None:
+        if self._toll is not None:
+            for owner, seconds in self._spent.items():
+                self._toll.charge(owner, seconds)
+
+    def _lap(self) -> float:
+        """Return the seconds of work since the last call."""
+        before, self._marked = self._marked, time.thread_time()
+        return self._marked - before
+
+
 class Reader:
     """Owns the rings and the thread that reads them.
 
@@ -90,12 +145,14 @@ class Reader:
         tables: Tables,
         set_waiting: Callable[[bool], None],
         bring_in: Callable[[int, int, int], None],
+        toll: Toll | None = None,
         *,
         rows_per_sweep: int = _ROWS_PER_SWEEP,
         idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
         """set_waiting: tells the program whether the next hit is to wake this thread. bring_in: asks for a process's
-        memory to be paged in for later hits; takes a pid, an address and a size in bytes, and does not wait.
+        memory to be paged in for later hits; takes a pid, an address and a size in bytes, and does not wait. toll: for
+        reading clients' events; None if nobody pays.
         rows_per_sweep: how many records of a ring are read at once. idle_seconds: how often counters are reported while
         no records come.
         """
@@ -109,6 +166,7 @@ class Reader:
         self._rings: list[Ring] = []
         self._retired: list[Ring] = []
         self._progress: dict[Ring, Progress] = {}
+        self._charges = _Charges(toll)
         self._plans = KnownPlans(tables)
         self.slices = slices()
         self.unknown = self.from_file = self.unavailable = 0
@@ -235,10 +293,12 @@ class Reader:
         if len(self._rings) > 1:
             peeked = [(ring, _until(records, complete_ns)) for ring, records in peeked]
         events: dict[Channel, list[EventBatch]] = {}
+        self._charges.begin(self._rings)
         for ring, records in peeked:
             for channel, batch in self._decode(ring, records):
                 events.setdefault(channel, []).append(batch)
             ring.consume(len(records))
+        self._charges.decoded(events)
         for channel, batches in events.items():
             try:
                 channel.deliver(batches)
@@ -246,6 +306,8 @@ class Reader:
                 count = sum(map(len, batches))
                 _log.exception("%d events could not be delivered", count)
                 channel.lost(LossStage.DECODE, count)
+            self._charges.delivered(channel)
+        self._charges.end()
         return sum(len(records) * ring.stride for ring, records in peeked)
 
     def _decode(self, ring: Ring, records: Records) -> list[tuple[Channel, EventBatch]]:
@@ -253,7 +315,7 @@ class Reader:
             return []
         try:
             decoder = RecordDecoder(records, ring.raw(), ring.stride, self._cgroups)
-            batches, unknown = decoder.events(self._plans.by_generation)
+            batches, unknown = decoder.events(self._plans.by_generation, self._charges.sheds)
             self.from_file += decoder.from_file
             self.unavailable += decoder.unavailable
         except Exception:  # noqa: BLE001 - these records are written off when their plans end
