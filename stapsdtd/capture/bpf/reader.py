@@ -36,6 +36,9 @@ from stapsdtd.runtime.slices import slices
 _log = logging.getLogger(__name__)
 
 _ROWS_PER_SWEEP = 16384
+_LEAST_ROWS_PER_SWEEP = 256
+_SWEEP_SECONDS = 0.005
+"""Of processor time that a sweep is to take, before other threads get the interpreter's lock, and jobs their turn."""
 _BYTES_PER_SWEEP = 16 << 20
 _PRESSED_PART = 4
 """A ring of which a quarter waits to be read fills up."""
@@ -153,10 +156,10 @@ class Reader:
         """set_waiting: tells the program whether the next hit is to wake this thread. bring_in: asks for a process's
         memory to be paged in for later hits; takes a pid, an address and a size in bytes, and does not wait. toll: for
         reading clients' events; None if nobody pays.
-        rows_per_sweep: how many records of a ring are read at once. idle_seconds: how often counters are reported while
+        rows_per_sweep: how many records are read at once, at most. idle_seconds: how often counters are reported while
         no records come.
         """
-        self._rows_per_sweep = rows_per_sweep
+        self._most_rows = self._rows = rows_per_sweep
         self._idle_seconds = idle_seconds
         self._bring_in = bring_in
         self._cgroup_ids = CgroupIds()
@@ -279,9 +282,11 @@ class Reader:
     def _sweep(self) -> int:
         """Read each ring once, deliver events in the order of time, and return how many bytes were read."""
         now_ns = complete_ns = time.monotonic_ns()
+        began = time.thread_time()
         peeked: list[tuple[Ring, Records]] = []
+        filled = sum(bool(ring.filled) for ring in self._rings)
         for ring in self._rings:
-            limit = min(self._rows_per_sweep, _BYTES_PER_SWEEP // ring.stride)
+            limit = min(max(self._rows // max(filled, 1), 1), _BYTES_PER_SWEEP // ring.stride)
             records = ring.peek(limit)
             has_more = len(records) == limit
             # no other ring may be read beyond what this one has been
@@ -308,6 +313,9 @@ class Reader:
                 channel.lost(LossStage.DECODE, count)
             self._charges.delivered(channel)
         self._charges.end()
+        if count := sum(len(records) for _, records in peeked):
+            fits = int(count * _SWEEP_SECONDS / (time.thread_time() - began))
+            self._rows = min(max(fits, _LEAST_ROWS_PER_SWEEP), self._most_rows)
         return sum(len(records) * ring.stride for ring, records in peeked)
 
     def _decode(self, ring: Ring, records: Records) -> list[tuple[Channel, EventBatch]]:
