@@ -227,7 +227,8 @@ class Engine(Protocol):
         rows: RowSink | None = None,
     ) -> None:
         """Open a subscription with nothing armed. owner: names the client that it belongs to. rows: takes what hits add
-        up to, where sites are armed with Aggregate.
+        up to, where sites are armed with Aggregate. client: who pays for reading its events.
+        client: str = "",
         """
 
     def follow(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> Followed:

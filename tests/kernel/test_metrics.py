@@ -133,6 +133,19 @@ def test_metrics_agree_exactly_with_the_accounts(daemon: Daemon, ticker: Ticker,
     assert again["stapsdtd_processes"] > 1
 
 
+def test_reading_is_charged_to_the_client_whose_events_they_are(tmp_path: Path, ticker: Ticker) -> None:
+    config = tmp_path / "stapsdtd.toml"
+    config.write_text(f'[metrics]\nlisten = "unix:{tmp_path}/metrics.sock"\n')
+    with (
+        running_daemon(tmp_path, "--engine", "bpf", "--config", str(config)) as daemon,
+        Recorder(daemon.target, f"{TICKER}:tick(arg0)", pids=[ticker.pid]) as recorder,
+    ):
+        ticker.do("fire 1000")
+        wait_for(lambda: len(recorder.events) == 1000, "the events")
+        charged = {name for name, value in scrape(tmp_path).items() if name.endswith("[reading]") and value}
+        assert charged == {f"stapsdtd_client_cpu_seconds_total[uid {os.getuid()}][reading]"}
+
+
 def test_top_counts_what_fired(daemon: Daemon, ticker: Ticker) -> None:
     command = stapsdt_command(
         daemon.target, "top", f"{TICKER}:*", "--pid", str(ticker.pid), "--json", "--interval", "0.2"

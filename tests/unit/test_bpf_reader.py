@@ -89,18 +89,18 @@ class Host:
         filters: Sequence[Filter] = (EVERYTHING,),
         operand: Operand = RDI,
         number: NumberAt = FIRST,
-        owners: Sequence[str] = (),
+        clients: Sequence[str] = (),
     ) -> ActivePlan:
         """A plan of one number. The sinks' site_ids are 1, 2, …; each has a filter of its own as far as they last.
 
-        owners: who pays for each.
+        clients: who pays for each.
         """
         value = encode_value(Value(0), argument(operand), "x86-64")
         entry = self.tables.allocate_plan(PlanSpec([value], [], dict(enumerate(filters)), {0: 0}, has_texts=False))
-        payers = chain(owners, repeat(""))
+        payers = chain(clients, repeat(""))
         channels = [
-            Channel(site_id, sink, owner=owner)
-            for site_id, (sink, owner) in enumerate(zip(sinks or (self.sink,), payers, strict=False), 1)
+            Channel(site_id, sink, client=client)
+            for site_id, (sink, client) in enumerate(zip(sinks or (self.sink,), payers, strict=False), 1)
         ]
         readings = tuple(
             Reading(channel, min(channel.subscription_key, len(filters)) - 1, channel.subscription_key, (number,))
@@ -306,7 +306,7 @@ def test_who_is_behind_loses_events_while_a_ring_fills_up_and_nobody_else_does()
     shares = Shares()
     greedy, modest = RecordingSink(), RecordingSink()
     with closing(Host(toll=Toll(shares, "reading"))) as host:
-        plan = host.begin(greedy, modest, owners=["greedy", "modest"])
+        plan = host.begin(greedy, modest, clients=["greedy", "modest"])
         few, many = host.add_ring(), host.add_ring()
         shares.charge("greedy", "other work", 100)
         host.in_reader(partial(host.put, few, plan, 1))
@@ -329,7 +329,7 @@ def test_who_is_behind_loses_events_while_a_ring_fills_up_and_nobody_else_does()
 def test_nobody_is_behind_who_is_alone() -> None:
     shares = Shares()
     with closing(Host(toll=Toll(shares, "reading"))) as host:
-        plan = host.begin(sink := RecordingSink(), owners=["greedy"])
+        plan = host.begin(sink := RecordingSink(), clients=["greedy"])
         ring = host.add_ring()
         shares.charge("greedy", "other work", 100)
         count = ring.size // ring.stride // 2

@@ -143,9 +143,10 @@ class BpfEngine:
         kernel_buffer_kib: int,
         owner: str = "",
         rows: RowSink | None = None,
+        client: str = "",
     ) -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
-        channel = Channel(subscription_key, sink, rows=rows, owner=owner)
+        channel = Channel(subscription_key, sink, rows=rows, client=client)
         self._subscriptions[subscription_key] = Subscription(channel, buffer_bytes, owner)
         # make the ring now: that takes the kernel a while, and the first site to be armed should not wait for it
         with contextlib.suppress(OSError):

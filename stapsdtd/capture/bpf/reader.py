@@ -36,10 +36,9 @@ from stapsdtd.runtime.slices import slices
 _log = logging.getLogger(__name__)
 
 _ROWS_PER_SWEEP = 16384
-_LEAST_ROWS_PER_SWEEP = 256
 _SWEEP_SECONDS = 0.005
 """Of processor time that a sweep is to take, before other threads get the interpreter's lock, and jobs their turn."""
-_BYTES_PER_SWEEP = 16 << 20
+_LEAST_BYTES_PER_SWEEP, _BYTES_PER_SWEEP = 1 << 16, 16 << 20
 _PRESSED_PART = 4
 """A ring of which a quarter waits to be read fills up."""
 _PAUSE_MS = 4
@@ -108,25 +107,30 @@ class _Charges:
         """Report whether a subscription's events are given up."""
         if self._toll is None or not self._is_pressed:
             return False
-        owner = channel.owner
-        if owner not in self._is_behind:
-            self._is_behind[owner] = self._toll.seconds_to_wait(owner) > 0
-        return self._is_behind[owner]
+        client = channel.client
+        if client not in self._is_behind:
+            self._is_behind[client] = self._toll.seconds_to_wait(client) > 0
+        return self._is_behind[client]
+
+    @property
+    def has_shed(self) -> bool:
+        """Whether some events of this sweep were given up."""
+        return any(self._is_behind.values())
 
     def decoded(self, events: Mapping[Channel, Sequence[EventBatch]]) -> None:
         """Note that events of this sweep were decoded."""
         counts = {channel: sum(map(len, batches)) for channel, batches in events.items()}
         for_each = self._lap() / max(sum(counts.values()), 1)
         for channel, count in counts.items():
-            self._spent[channel.owner] += for_each * count
+            self._spent[channel.client] += for_each * count
 
     def delivered(self, channel: Channel) -> None:
-        self._spent[channel.owner] += self._lap()
+        self._spent[channel.client] += self._lap()
 
     def end(self) -> None:
         if self._toll is not None:
-            for owner, seconds in self._spent.items():
-                self._toll.charge(owner, seconds)
+            for client, seconds in self._spent.items():
+                self._toll.charge(client, seconds)
 
     def _lap(self) -> float:
         """Return the seconds of work since the last call."""
@@ -159,7 +163,8 @@ class Reader:
         rows_per_sweep: how many records are read at once, at most. idle_seconds: how often counters are reported while
         no records come.
         """
-        self._most_rows = self._rows = rows_per_sweep
+        self._rows_per_sweep = rows_per_sweep
+        self._bytes_per_sweep = _BYTES_PER_SWEEP
         self._idle_seconds = idle_seconds
         self._bring_in = bring_in
         self._cgroup_ids = CgroupIds()
@@ -284,9 +289,9 @@ class Reader:
         now_ns = complete_ns = time.monotonic_ns()
         began = time.thread_time()
         peeked: list[tuple[Ring, Records]] = []
-        filled = sum(bool(ring.filled) for ring in self._rings)
+        most_bytes = self._bytes_per_sweep // max(sum(bool(ring.filled) for ring in self._rings), 1)
         for ring in self._rings:
-            limit = min(max(self._rows // max(filled, 1), 1), _BYTES_PER_SWEEP // ring.stride)
+            limit = min(self._rows_per_sweep, max(most_bytes // ring.stride, 1))
             records = ring.peek(limit)
             has_more = len(records) == limit
             # no other ring may be read beyond what this one has been
@@ -313,10 +318,11 @@ class Reader:
                 channel.lost(LossStage.DECODE, count)
             self._charges.delivered(channel)
         self._charges.end()
-        if count := sum(len(records) for _, records in peeked):
-            fits = int(count * _SWEEP_SECONDS / (time.thread_time() - began))
-            self._rows = min(max(fits, _LEAST_ROWS_PER_SWEEP), self._most_rows)
-        return sum(len(records) * ring.stride for ring, records in peeked)
+        read = sum(len(records) * ring.stride for ring, records in peeked)
+        if read and not self._charges.has_shed:
+            fits = int(read * _SWEEP_SECONDS / (time.thread_time() - began))
+            self._bytes_per_sweep = min(max(fits, _LEAST_BYTES_PER_SWEEP), _BYTES_PER_SWEEP)
+        return read
 
     def _decode(self, ring: Ring, records: Records) -> list[tuple[Channel, EventBatch]]:
         if not len(records):

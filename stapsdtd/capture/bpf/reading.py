@@ -26,7 +26,7 @@ class Channel:
 
     excluded: processes whose events are left out; they may have mapped an object after the program was told. is_open:
     false once the subscription has ended, though plans that could not be replaced may still bring it events. rows:
-    takes what hits add up to. owner: the client that pays for reading its events.
+    takes what hits add up to. client: who pays for reading its events.
     """
 
     subscription_key: SubscriptionKey
@@ -34,7 +34,7 @@ class Channel:
     excluded: frozenset[int] = frozenset()
     is_open: bool = True
     rows: RowSink | None = None
-    owner: str = ""
+    client: str = ""
 
     def deliver(self, batches: Sequence[EventBatch]) -> None:
         """Deliver events of one stretch of time."""
