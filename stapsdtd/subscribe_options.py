@@ -99,7 +99,7 @@ class Scope:
     Values of one field are combined with OR, different fields with AND; an empty field does not restrict.
 
     pids: of running processes, each until it ends.
-    follow: also the processes that those of pids fork from now on, and so on.
+    follow: also the processes that those of pids have forked and fork from now on, and so on.
     exclude_pids: never deliver events of these processes.
     uids, execnames: users and command names (comm) of threads.
     cgroups: paths as in /proc/PID/cgroup. A cgroup must exist, and includes those below it.

@@ -11,6 +11,7 @@ from stapsdtd.api.texts import RequestTexts
 from stapsdtd.config import Limits
 from stapsdtd.config.request_limits import MAX_FILES, MAX_PATH_BYTES, MAX_PIDS, MAX_SCOPE_VALUES, check_count
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
+from stapsdtd.kernel import procfs
 from stapsdtd.query.nodes import wrong_comm
 from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
@@ -80,6 +81,7 @@ def spec_of(
             limits.default_kernel_buffer_kib,
             limits.max_kernel_buffer_kib,
         ),
+        children=frozenset(procfs.descendants(scope.pids)) if scope.follow else frozenset(),
     )
 
 

@@ -42,6 +42,9 @@ class Followed(Protocol):
     def remaining(self) -> frozenset[int]:
         """Return the processes that have not ended."""
 
+    def adopt(self, pid: int) -> None:
+        """Follow a process that one of these forked before. Raises OSError if there is no room for it."""
+
     def ended(self, pid: int) -> None:
         """Note that a process that `Engine.follow` was given has ended."""
 
@@ -225,10 +228,10 @@ class Engine(Protocol):
         kernel_buffer_kib: int,
         owner: str = "",
         rows: RowSink | None = None,
+        client: str = "",
     ) -> None:
         """Open a subscription with nothing armed. owner: names the client that it belongs to. rows: takes what hits add
         up to, where sites are armed with Aggregate. client: who pays for reading its events.
-        client: str = "",
         """
 
     def follow(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> Followed:

@@ -151,7 +151,7 @@ def run(
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
                 wanted = await _resolved(client, selectors, pair, run.in_scope(subscribe_options), aggregate, known)
-                subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
+                subscription, hints = await stack.enter_async_context(subscribed(client, wanted, stop))
                 output.begin(hints, subscription.sites)
                 reader = _Reader(output, shown, wanted.meanings, shows_all=bool(output.is_live or shown.interval))
                 try:

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from stapsdtd.cli.render import print_stderr
+from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundError, SiteState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
     from types import FrameType
 
     from stapsdtd.cli.command import Run
@@ -28,6 +28,9 @@ _FAILURES = {
     EndReason.LEASE_EXPIRED: "the server dropped the subscription after {lease} s without a reader",
     EndReason.ACCESS_REVOKED: "the server's policy changed and no longer allows this",
 }
+_ARMING_SECONDS = 60.0
+"""At most, before a command starts."""
+_LOOK_SECONDS = 0.05
 _FORGOTTEN = "the server forgot the subscription: it was restarted, or had no reader for {lease} s"
 
 
@@ -131,12 +134,14 @@ async def follow(
         ending()
         await subscription.unsubscribe()
         return "every site that matches was refused"
-    if not stop.is_set():
-        run.release(stop)
     task = asyncio.create_task(reading)
     stopping = asyncio.create_task(stop.wait())
     failure: str | None = None
     try:
+        if run.is_command:
+            await _until_armed(subscription, {task, stopping})
+        if not stop.is_set() and not task.done():
+            run.release(stop)
         await asyncio.wait({task, stopping}, timeout=duration, return_when=asyncio.FIRST_COMPLETED)
         ending()
         if task.done():
@@ -159,6 +164,22 @@ async def follow(
     if subscription.end and subscription.end.reason in _FAILURES:
         failure = _FAILURES[subscription.end.reason].format(lease=subscription.lease_seconds)
     return failure or (None if subscription.sites_armed or run.is_released else _why_nothing_armed(subscription, run))
+
+
+async def _until_armed(subscription: AsyncSubscription, ending: Collection[asyncio.Task[object]]) -> None:
+    """Wait until what matches is armed or refused, or until a task has ended. Say so, and also if it takes too long."""
+    loop, is_told = asyncio.get_running_loop(), False
+    deadline = loop.time() + _ARMING_SECONDS
+    while arming := sum(site.state is SiteState.ARMING for site in subscription.sites):
+        if loop.time() >= deadline:
+            print_stderr(f"the command starts before {plural(arming, 'site')} could be armed: hits may be missed")
+            return
+        if not is_told:
+            is_told = True
+            print_stderr(f"the command waits for {plural(arming, 'site')} to be armed")
+        done, _ = await asyncio.wait(ending, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            return
 
 
 def _why_nothing_armed(subscription: AsyncSubscription, run: Run) -> str:

@@ -149,7 +149,7 @@ pids = click.option(
 follow = click.option(
     "--follow",
     is_flag=True,
-    help="With --pid: also the processes that it forks from now on, and so on.",
+    help="With --pid: also the processes that it has forked and forks from now on, and so on.",
 )
 exclude_pids = click.option(
     "--exclude-pid",

@@ -95,7 +95,7 @@ def command(
                 scope = run.in_scope(subscribe_options)
                 scope, aggregate, _ = await resolve_aggregate(client, wanted, scope, counted, catalog())
                 wants = Wanted(as_given(wanted), scope, aggregate)
-                subscription, hints = await stack.enter_async_context(subscribed(client, wants))
+                subscription, hints = await stack.enter_async_context(subscribed(client, wants, stop))
                 top = _Top(subscription, output_for(as_json=as_json), stop, hints, run)
                 failure = await top.run(interval, count, duration)
             return await run.exit_code(failure)

@@ -155,7 +155,7 @@ def run_trace(
                 start = wanted.start.probe if wanted.start else None
                 names = ArgumentNames(known, [each.text for each in wanted.selectors if each.has_names], start)
                 output: Output = JsonOutput(names) if shown.as_json else HumanOutput(run, names, is_wide=shown.wide)
-                subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
+                subscription, hints = await stack.enter_async_context(subscribed(client, wanted, stop))
                 output.begin(subscription.sites, hints)
                 printer = Printer(output, shown.count)
                 failure = await follow(

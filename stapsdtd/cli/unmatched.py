@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import asyncio
+import time
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import normalized, parse
 from stapsdtd.cli.function_selectors import functions_of
-from stapsdtd.cli.render import plural
-from stapsdtd.client import ClientError, InventoryState, NotFoundError
+from stapsdtd.cli.render import plural, print_stderr
+from stapsdtd.client import ClientError, InventoryState, NotFoundError, SiteState
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 _SUGGESTIONS = 3
 _SIMILARITY = 0.75
+_SHOWN_FILES = 3
+_SCAN_SECONDS = 60.0
+"""At most, until a command starts all the same."""
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ class Unmatched:
 class Hints:
     """selectors: those that match nothing. hidden: what the client's role does not show, or empty. unusable: why files
     that a command is going to map cannot be armed before it does. evaluated_late: why parts of the filter are not
-    evaluated at the hit. added_late: why the server adds up hits itself, with the numbers of sites.
+    evaluated at the hit. added_late: why the server adds up hits itself, with the numbers of sites. shared_files: which
+    other processes run, too, that pay for their hits though only those of followed ones are wanted.
     """
 
     selectors: tuple[Unmatched, ...] = ()
@@ -55,6 +62,7 @@ class Hints:
     unusable: Mapping[str, str] = field(default_factory=dict)
     evaluated_late: Mapping[str, str] = field(default_factory=dict)
     added_late: Mapping[str, int] = field(default_factory=dict)
+    shared_files: Sequence[str] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -67,7 +75,16 @@ class Hints:
         ]
         # where a filter is late, nothing else matters
         adding = [] if late else [escape(added_late(reason, sites)) for reason, sites in self.added_late.items()]
-        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable, *late, *adding]
+        hidden = [self.hidden] if self.hidden else []
+        return [*map(str, self.selectors), *hidden, *unusable, *late, *adding, *self._shared]
+
+    @property
+    def _shared(self) -> list[str]:
+        if not self.shared_files:
+            return []
+        *shown, rest = *self.shared_files[:_SHOWN_FILES], len(self.shared_files) - _SHOWN_FILES
+        more = f" and {plural(rest, 'more file')}" if rest > 0 else ""
+        return [f"whoever else runs {escape(', '.join(map(str, shown)))}{more} pays for hits there, too, until the end"]
 
 
 def added_late(reason: str, sites: int) -> str:
@@ -101,19 +118,22 @@ class Wanted:
 
 
 @asynccontextmanager
-async def subscribed(client: AsyncClient, wanted: Wanted) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
-    """Subscribe to events or an aggregation, and find out why selectors match nothing yet.
+async def subscribed(
+    client: AsyncClient, wanted: Wanted, stop: asyncio.Event
+) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
+    """Subscribe to events or an aggregation, and find out why selectors match nothing yet. stop: waits no longer.
 
     Raises NothingMatchesError if the options require a match and there is none.
     """
     selectors = wanted.all_selectors
     options = replace(wanted.options, functions=functions_of(each.text for each in selectors))
     try:
-        texts = [selector.text for selector in wanted.selectors]
-        if wanted.aggregate is None:
-            subscription = await client.subscribe(texts, options, wanted.span)
-        else:
-            subscription = await client.aggregate(texts, wanted.aggregate, options, wanted.span)
+        subscription = await _subscribe(client, wanted, options)
+        if options.follow and _missing(selectors, subscription.sites) and await _is_scanning(client):
+            # what it lacks may be installed, and is to be armed before the first process maps it
+            await subscription.unsubscribe()
+            await _until_scanned(client, stop)
+            subscription = await _subscribe(client, wanted, options)
     except NotFoundError:
         if not options.require_match:
             raise
@@ -130,18 +150,54 @@ async def subscribed(client: AsyncClient, wanted: Wanted) -> AsyncIterator[tuple
                 unusable=subscription.unusable_files,
                 evaluated_late=subscription.evaluated_late,
                 added_late=subscription.added_late,
+                shared_files=_shared_files(subscription, options),
             ),
         )
+
+
+async def _subscribe(client: AsyncClient, wanted: Wanted, options: SubscribeOptions) -> AsyncSubscription:
+    texts = [selector.text for selector in wanted.selectors]
+    if wanted.aggregate is None:
+        return await client.subscribe(texts, options, wanted.span)
+    return await client.aggregate(texts, wanted.aggregate, options, wanted.span)
+
+
+def _shared_files(subscription: AsyncSubscription, options: SubscribeOptions) -> tuple[str, ...]:
+    """Return the files that are patched in all processes, since any that is followed may execute or load them."""
+    armed = (site.path for site in subscription.sites if site.state is SiteState.ARMED)
+    return tuple(dict.fromkeys(armed)) if options.follow else ()
+
+
+async def _is_scanning(client: AsyncClient) -> bool:
+    inventory = (await client.info()).inventory
+    return inventory is not None and inventory.state is InventoryState.SCANNING
+
+
+async def _until_scanned(client: AsyncClient, stop: asyncio.Event) -> None:
+    """Wait until the server knows what is installed; not for ever."""
+    print_stderr("the server still looks for installed files, which may have the probes: waiting for it")
+    deadline = time.monotonic() + _SCAN_SECONDS
+    while await _is_scanning(client) and not stop.is_set():
+        if time.monotonic() >= deadline:
+            print_stderr("it still does: the first hits in files that it does not know may be missed")
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_SECONDS)
+
+
+def _missing(selectors: Sequence[Resolved], sites: Sequence[SiteStatus]) -> list[Selector]:
+    """Return the selectors that match none of some sites."""
+    return [
+        selector
+        for selector in (replace(parse(each.text), text=each.given) for each in selectors if not each.is_part)
+        if not any(selector.matches_provider(site.provider) and selector.matches_name(site.name) for site in sites)
+    ]
 
 
 async def _hints(
     client: AsyncClient, selectors: Sequence[Resolved], sites: Sequence[SiteStatus], files: Sequence[str]
 ) -> Hints:
-    missing = [
-        selector
-        for selector in (replace(parse(each.text), text=each.given) for each in selectors if not each.is_part)
-        if not any(selector.matches_provider(site.provider) and selector.matches_name(site.name) for site in sites)
-    ]
+    missing = _missing(selectors, sites)
     if not missing:
         return Hints()
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -240,6 +240,32 @@ def thread_ids(pid: int) -> list[int]:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
         return []
+
+
+def descendants(pids: Iterable[int]) -> Iterator[int]:
+    """Yield the processes that some have forked, and so on, as far as the chain of parents is alive.
+
+    Each is yielded before its own children are looked for: whoever notes it by then misses none of them.
+    """
+    waiting = list(pids)
+    seen = set(waiting)
+    while waiting:
+        for child in _children(waiting.pop()) - seen:
+            seen.add(child)
+            yield child
+            waiting.append(child)
+
+
+def _children(pid: int) -> set[int]:
+    # a read misses some if others end meanwhile (proc(5)), so there are two
+    lists = (_read(f"/proc/{pid}/task/{tid}/children") for _ in range(2) for tid in thread_ids(pid))
+    return {int(child) for children in lists for child in children.split()}
+
+
+def has_ended(pid: int) -> bool:
+    """Report whether no thread of a process runs any more, though its parent may not know yet."""
+    found = stat(pid)
+    return found is None or (found.state in DEAD and found.threads <= 1)
 
 
 def pid_namespace() -> int:

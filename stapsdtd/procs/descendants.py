@@ -40,6 +40,12 @@ class FollowedProcesses:
         with self._descendants.up_to_date():
             return frozenset(pid for pid, ended_ns in self._ended_ns.items() if ended_ns is None)
 
+    def adopt(self, pid: int) -> None:
+        """Add a process that one of these forked before."""
+        with self._descendants.up_to_date():
+            if pid not in self._ended_ns and not procfs.has_ended(pid):
+                self._ended_ns[pid] = None
+
     def ended(self, pid: int) -> None:
         """Do nothing: the connector reports it."""
 

@@ -142,7 +142,8 @@ class InstalledFollower:
         held = {live.files[key].path for key in live.installed if live.files[key].is_unchanged}
         found = [file.path for file in matched if not why_foreign(file.architecture) and file.path not in held]
         # these are armed already, and stay so as long as their paths lead to them
-        mapped = self._mapped_among(found) if spec.owners is None else set()
+        is_of_all = spec.owners is None and not spec.scope.pids
+        mapped = self._mapped_among(found) if is_of_all else set()
         wanted = [path for path in dict.fromkeys(found) if path not in mapped]
         return wanted[: self._room(live, len(wanted))]
 
@@ -214,8 +215,8 @@ class InstalledFollower:
 
 
 def _may_want(spec: SubscriptionSpec) -> bool:
-    """Report whether installed files may be armed before a process maps them."""
-    is_of_some = spec.files is not None or spec.scope.pids or spec.scope.containers
+    """Report whether installed files may be armed before a process maps them. Whoever is followed may execute any."""
+    is_of_some = spec.files is not None or (spec.scope.pids and not spec.scope.follow) or spec.scope.containers
     return spec.credentials is not None and not is_of_some and not all(each.is_any for each in spec.selectors)
 
 

@@ -32,8 +32,12 @@ _NO_PROCESS = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 class ScopedProcesses:
     """The processes in one subscription's scope, which end one by one. Any thread may read it, and one calls `rest`."""
 
-    def __init__(self, pids: Iterable[int], clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, pids: Iterable[int], children: Iterable[int] = (), clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """children: what these have forked before, and so on, if they are to be followed."""
         self._named = self._left = frozenset(pids)
+        self._children = frozenset(children)
         self._followed: Followed | None = None
         self._clock_ns = clock_ns
         self._ended: list[tuple[int, int]] = []
@@ -44,15 +48,22 @@ class ScopedProcesses:
     @property
     def remaining(self) -> frozenset[int]:
         """Return those that have not ended."""
-        return self._left if self._followed is None else self._followed.remaining()
+        return self._left | self._children if self._followed is None else self._followed.remaining()
 
     @property
     def scope(self) -> Scope:
         """Return them as engines take them."""
         return self._left if self._followed is None else frozenset({self._followed})
 
-    def follow(self, followed: Followed) -> None:
-        """Have the children of these processes join them."""
+    def follow(self, follow: Callable[[frozenset[int]], Followed]) -> None:
+        """Have the children of these processes join them: those that there are, and those to come.
+
+        follow: begins to follow some processes. Raises what that does, and OSError.
+        """
+        followed = follow(self._left)
+        # as of now, since children may have forked before they were followed
+        for pid in procfs.descendants(self._left):
+            followed.adopt(pid)
         self._followed = followed
         for pid in self._named - self._left:
             followed.ended(pid)

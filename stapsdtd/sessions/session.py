@@ -6,6 +6,7 @@ import logging
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from stapsdtd.capture.engine import Engine
 from stapsdtd.errors import StapsdtdError
@@ -71,9 +72,8 @@ class Session:
                 )
                 self.opened.append(clause)
             if subscription.spec.scope.follow:
-                processes = subscription.processes
                 # the other clauses' sites name the same set, which goes with the first clause: that is closed last
-                processes.follow(engine.follow(subscription.clauses[0].key, processes.remaining))
+                subscription.processes.follow(partial(engine.follow, subscription.clauses[0].key))
 
     def end(self) -> None:
         """Arm nothing any more."""

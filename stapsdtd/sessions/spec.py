@@ -151,6 +151,7 @@ class SubscriptionSpec:
     subscriber_pid: the client's own process, None if unknown. files: paths as in maps of files, or of their
     directories, to which probes are restricted; None for no restriction. credentials: with whose rights installed files
     are opened; None to wait until a process maps them. has_functions: it may choose kernel functions.
+    children: the processes that those to follow had forked before.
     """
 
     clauses: tuple[ClauseSpec, ...]
@@ -163,6 +164,7 @@ class SubscriptionSpec:
     files: frozenset[str] | None = None
     credentials: Credentials | None = None
     has_functions: bool = False
+    children: frozenset[int] = frozenset()
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

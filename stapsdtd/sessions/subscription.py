@@ -101,7 +101,7 @@ class Subscription:
         self.created_ns = time.time_ns()
         self.realtime_offset_ns = self.created_ns - time.monotonic_ns()
         self.excluded = frozenset(spec.scope.exclude_pids) | {own_pid}
-        self.processes = ScopedProcesses(spec.scope.pids)
+        self.processes = ScopedProcesses(spec.scope.pids, spec.children)
         site_ids = itertools.count(1)
         # who has a subscription has its clauses: no cycle, which only a garbage collection would dispose of
         notify = WeakMethod(self._notify)

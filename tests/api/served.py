@@ -121,6 +121,9 @@ class FakeFollowed:
     def remaining(self) -> frozenset[int]:
         return frozenset(self.processes)
 
+    def adopt(self, pid: int) -> None:
+        self.processes.add(pid)
+
     def ended(self, pid: int) -> None:
         self.processes.discard(pid)
 
@@ -178,6 +181,7 @@ class FakeEngine:
         kernel_buffer_kib: int,  # noqa: ARG002
         owner: str = "",  # noqa: ARG002
         rows: RowSink | None = None,  # noqa: ARG002
+        client: str = "",  # noqa: ARG002
     ) -> None:
         self._begin("open")
         self.sinks[subscription_key] = sink

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -573,3 +574,37 @@ def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trac
 def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Start) -> None:
     server.refuse = bad_request("selectors[0]", "a colon is missing")
     assert finish(trace()) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])
+
+
+def test_a_command_starts_once_what_matches_is_armed(server: FakeServer, tmp_path: Path) -> None:
+    arming = armed(2, pb.SiteStatus.STATE_ARMING)
+    server.sites.append(arming)
+    began = tmp_path / "began"
+    with starting("--server", server.target, "trace", "postgresql:*", "--", "touch", str(began)) as start:
+        running = start()
+        assert running.stderr is not None
+        said = list(
+            itertools.takewhile(lambda line: "the command waits for 1 site to be armed" not in line, running.stderr)
+        )
+        assert "stapsdt: whoever else runs /usr/bin/postgres pays for hits there, too, until the end\n" in said
+        assert not began.exists()
+        arming.state = pb.SiteStatus.STATE_ARMED
+        server.tell(pb.StreamResponse(status=pb.Status(sites=[arming])))
+        status, _, _ = finish(running)
+    assert status == 0
+    assert began.exists()
+
+
+def test_a_command_waits_until_the_server_knows_what_is_installed(server: FakeServer, tmp_path: Path) -> None:
+    server.info.inventory.state = pb.Inventory.STATE_SCANNING
+    began = tmp_path / "began"
+    with starting("--server", server.target, "trace", "app:none", "--", "touch", str(began)) as start:
+        running = start()
+        assert running.stderr is not None
+        assert "the server still looks for installed files" in running.stderr.readline()
+        server.wait_for("UnsubscribeRequest")
+        assert not began.exists()
+        server.info.inventory.state = pb.Inventory.STATE_CURRENT
+        status, _, _ = finish(running)
+    assert began.exists()
+    assert (status, len(server.asked("SubscribeRequest"))) == (0, 2)

@@ -11,10 +11,11 @@ import grpc
 import pytest
 
 from stapsdtd.errors import LimitReachedError
+from stapsdtd.kernel import procfs
 from stapsdtd.model import Object
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import Served, processes, refused
-from tests.support import wait_for
+from tests.support import children, wait_for
 from tests.unit.samples import site
 from tests.unit.test_objects import image
 
@@ -61,6 +62,17 @@ def test_expected_files_are_armed_before_they_are_mapped(server: Served, pids: l
     assert followed.processes == {pids[0]}
     scopes = [each.scope for target in server.engine.armed.values() for each in target.sites]
     assert scopes == [frozenset({followed})] * 2
+
+
+def test_children_that_were_forked_before_are_followed(server: Served) -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 1000 & cat; kill $!"], stdin=subprocess.PIPE) as master:
+        (child,) = wait_for(lambda: [pid for pid in children(master.pid) if procfs.comm(pid) == b"sleep"], "the child")
+        server.map(child, server.file_object(site("a")))
+        response = follow(server, master.pid)
+        assert [each.name for each in response.sites] == ["a"]
+        followed = server.engine.followed
+        assert followed is not None
+        assert {master.pid, child} <= followed.processes
 
 
 def test_only_followed_processes_have_an_object_armed(server: Served, pids: list[int]) -> None:

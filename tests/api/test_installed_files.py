@@ -147,6 +147,18 @@ def test_processes_of_a_scope_map_what_they_need_already(server: Served, foreign
     assert armed_paths(server) == []
 
 
+def test_processes_that_are_followed_may_execute_what_is_installed(
+    server: Served, installed: list[Path], foreign_pid: int, own_pid: int
+) -> None:
+    one, _ = installed
+    # whom somebody else runs is armed for those that are followed
+    run(server, own_pid, one)
+    response = server.subscribe("*:one", scope=pb.Scope(pids=[foreign_pid], follow=True), require_match=True)
+    assert states(response) == [("one", str(one), ARMED)]
+    (target,) = server.engine.armed.values()
+    assert [each.scope for each in target.sites] == [frozenset({server.engine.followed})]
+
+
 def test_named_files_restrict_to_themselves(server: Served, installed: list[Path]) -> None:
     server.subscribe("*:one", files=[str(installed[1])])
     assert armed_paths(server) == []

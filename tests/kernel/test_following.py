@@ -142,6 +142,23 @@ def test_scope_lasts_as_long_as_any_of_its_processes(daemon: Daemon, ticker_prog
     assert recorder.end_reason is EndReason.PROCESSES_ENDED
 
 
+@pytest.mark.vm
+def test_children_that_were_forked_before(daemon: Daemon, ticker_program: Path) -> None:
+    # as of servers that fork before they accept
+    shell = ("sh", "-c", 'exec 3<&0; "$@" <&3 & wait', "sh")
+    prefork = (*shell, *shell, ticker_program)
+    with Ticker(*prefork) as master, Ticker(ticker_program) as stranger:
+        with Recorder(daemon.target, TICK, pids=[master.pid], follow=True) as recorder:
+            assert len(recorder.armed()) == 1
+            master.do("fire 3")
+            stranger.do("fire 2")
+        account = recorder.finish()
+        assert (account.delivered, account.lost) == (3, 0)
+        (pid,) = {event.pid for event in recorder.events}
+        assert pid not in {master.pid, stranger.pid}
+        master.begin("quit")
+
+
 @pytest.mark.parametrize("engine", ["bpf"])
 def test_a_client_follows_so_many_times_at_once(own_daemon: Daemon) -> None:
     options = SubscribeOptions(pids=[os.getpid()], follow=True)

@@ -60,6 +60,16 @@ def installed(
     tmp_path: Path, directories: Sequence[Path], engine: str = "bpf", *, prefix: Sequence[str] = ()
 ) -> Iterator[Daemon]:
     """A daemon whose inventory is of these directories, and has been scanned. prefix: a command that runs it."""
+    with installing(tmp_path, directories, engine, prefix=prefix) as daemon:
+        wait_for(lambda: is_scanned(daemon), "the scan", seconds=60)
+        yield daemon
+
+
+@contextmanager
+def installing(
+    tmp_path: Path, directories: Sequence[Path], engine: str, *, prefix: Sequence[str] = ()
+) -> Iterator[Daemon]:
+    """The same, while it may still be scanned."""
     config = tmp_path / "stapsdtd.toml"
     config.write_text(
         f"[inventory]\nsystem = false\nstate = {json.dumps(str(tmp_path / 'state'))}\n"
@@ -67,7 +77,6 @@ def installed(
     )
     options = ("--engine", engine, "--config", str(config))
     with running_daemon(tmp_path, *options, prefix=prefix, has_inventory=True) as daemon:
-        wait_for(lambda: is_scanned(daemon), "the scan", seconds=60)
         yield daemon
 
 
@@ -112,6 +121,21 @@ def test_first_jvm_of_the_daemons_life(engine: str, tmp_path: Path) -> None:
     assert len(names) > 100
     loaded = Counter(name_in(event) for event in recorder.events)
     assert loaded == Counter(name.replace(".", "/") for name in names)
+
+
+@pytest.mark.parametrize("engine", ["bpf"])
+def test_command_waits_until_it_is_known_what_is_installed(engine: str, tmp_path: Path) -> None:
+    """The launcher loads libjvm.so, which nobody knows before."""
+    java = Java(java_home())
+    with installing(tmp_path, [java.home], engine) as daemon:
+        command = [str(java.home / "bin/java"), "-Xlog:class+load", "-version"]
+        trace = stapsdt(daemon.target, "trace", "hotspot:class__loaded(class)", "--json", "--", *command)
+    loaded = [json.loads(line) for line in trace.stdout.splitlines() if line.startswith("{")]
+    names = re.findall(r"\[class,load\] (\S+) source:", trace.stdout)
+    assert len(names) > 100
+    assert Counter(each["args"][0] for each in loaded) == Counter(name.replace(".", "/") for name in names)
+    assert '"lost": 0' in trace.stderr
+    assert f'{{"shared_files": ["{java.libjvm}"]}}' in trace.stderr
 
 
 def name_in(event: Event) -> str:

@@ -51,6 +51,20 @@ def test_children_and_their_children(host: Host) -> None:
     assert among(followed, 9, 10, 12, 20, 21) == [10, 12]
 
 
+def test_one_that_was_forked_before_is_adopted_unless_it_has_ended(host: Host) -> None:
+    followed = host.descendants.follow([10])
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        followed.adopt(child.pid)
+        assert followed.remaining() == {10, child.pid}
+        host.descendants.exited(child.pid, child.pid)
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        # nobody has waited for it, so that its number is not another's yet
+        followed.adopt(child.pid)
+    assert followed.remaining() == {10}
+
+
 def test_what_the_kernel_has_reported_is_known(host: Host) -> None:
     """An event can be there before the report of its process was read."""
     followed = host.descendants.follow([10])

@@ -16,6 +16,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.places import Places
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.errors import LimitReachedError
+from stapsdtd.kernel import procfs
 from stapsdtd.kernel.number_map import NumberMap
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,16 @@ class FollowedProcesses:
         """Return the processes that have not ended."""
         with self._lock:
             return frozenset() if self._is_closed else self.processes.keys()
+
+    def adopt(self, pid: int) -> None:
+        """Follow a process that one of these forked before. Raises OSError."""
+        with self._lock:
+            if self._is_closed or self.processes.get(pid) is not None:
+                return
+            self.processes[pid] = layout.Membership.BORN
+            # the program saw its end already, or sees it from now on
+            if procfs.has_ended(pid):
+                self.processes.discard(pid)
 
     def ended(self, pid: int) -> None:
         """Note that a process that was named has ended, which it may have done while it was added."""
