@@ -228,6 +228,7 @@ class Engine(Protocol):
         kernel_buffer_kib: int,
         owner: str = "",
         rows: RowSink | None = None,
+        *,
         client: str = "",
     ) -> None:
         """Open a subscription with nothing armed. owner: names the client that it belongs to. rows: takes what hits add

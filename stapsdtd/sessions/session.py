@@ -68,7 +68,7 @@ class Session:
                     subscription.spec.kernel_buffer_kib,
                     owner_of(subscription.client),
                     clause.sink if clause.spec.aggregation else None,
-                    subscription.client.name,
+                    client=subscription.client.name,
                 )
                 self.opened.append(clause)
             if subscription.spec.scope.follow:

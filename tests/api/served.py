@@ -181,6 +181,7 @@ class FakeEngine:
         kernel_buffer_kib: int,  # noqa: ARG002
         owner: str = "",  # noqa: ARG002
         rows: RowSink | None = None,  # noqa: ARG002
+        *,
         client: str = "",  # noqa: ARG002
     ) -> None:
         self._begin("open")

@@ -143,6 +143,7 @@ class BpfEngine:
         kernel_buffer_kib: int,
         owner: str = "",
         rows: RowSink | None = None,
+        *,
         client: str = "",
     ) -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())

@@ -96,6 +96,7 @@ class FtraceEngine:
         kernel_buffer_kib: int,
         owner: str = "",  # noqa: ARG002
         rows: RowSink | None = None,  # noqa: ARG002
+        *,
         client: str = "",  # noqa: ARG002
     ) -> None:
         subscription = _Subscription(sink, kernel_buffer_kib)
