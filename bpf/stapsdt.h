@@ -23,7 +23,7 @@ enum limit {
 	MAX_FILTERS = 64,	/* of one plan, a bit of record.matched each */
 	MAX_STEPS = 1024,	/* tests run for one hit, over all filters of its plan */
 	MAX_THEN = 4,		/* further pointers that lead to a value of the kernel */
-	MAX_TEXT = 4096,	/* bytes of one string, without the NUL, or of raw bytes */
+	MAX_TEXT = 4097,	/* bytes of one string, without the NUL: one more than is shown, to tell a cut one */
 	COMM_BYTES = 16,
 
 	MAX_FOLLOWING = 64,	/* scopes that follow processes */

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from stapsdtd.aggregate.aggregation import Aggregation, Function, HitField, KeySource
+from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, linear, log_linear
 from stapsdtd.catalog.selectors import Selector, parse_capture
 from stapsdtd.config.request_limits import MAX_KEYS
@@ -20,7 +20,12 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_KEYS = 10_000
 _MIN_INTERVAL_MS = 10
-_KEY_BYTES = 64
+_KEY_WORDS = 33
+"""Of 8 bytes, which the kernel has for a key; see `capture.bpf.layout`."""
+_MOST_KEY_BYTES, _LEAST_KEY_BYTES = 255, 64
+"""Of a string that is a key and says no length."""
+_ADDED_BYTES = 2
+"""A NUL, and one that tells whether there is more."""
 _BY, _VALUE = "aggregation.by", "aggregation.value"
 _OF_START = re.compile(r"\s*start\s*\.")
 _SHORT_FORM = re.compile(r"\s*arg\d+\s*:.*", re.DOTALL)
@@ -111,7 +116,26 @@ def _keys(texts: Sequence[str], expressions: Expressions, *, in_span: bool) -> t
     keys = tuple(parse_key(text, expressions, _BY) for text in texts)
     for key, text in zip(keys, texts, strict=True):
         _check_pair(key, text, _BY, in_span=in_span)
-    return keys
+    return _with_lengths(keys)
+
+
+def _with_lengths(keys: tuple[KeySource | ExpressionSource, ...]) -> tuple[KeySource | ExpressionSource, ...]:
+    """Have strings that say no length share the room that the others leave."""
+    sharing = [key for key in keys if isinstance(key, Capture) and key.is_string and key.max_bytes is None]
+    if not sharing:
+        return keys
+    words = (_KEY_WORDS - sum(map(_words, keys))) // len(sharing)
+    most = min(max(8 * words - _ADDED_BYTES, _LEAST_KEY_BYTES), _MOST_KEY_BYTES)
+    return tuple(replace(key, max_bytes=most) if isinstance(key, Capture) and key in sharing else key for key in keys)
+
+
+def _words(key: KeySource | ExpressionSource) -> int:
+    """Return how many words of the kernel's key a part takes, 0 for a string that says no length."""
+    if isinstance(key, HitField):
+        return 0 if key in SITE_FIELDS else 2 if key is HitField.EXECNAME else 1
+    if not isinstance(key, Capture) or not key.is_pointed_to:
+        return 1
+    return -(-(key.max_bytes + _ADDED_BYTES * key.is_string) // 8) if key.max_bytes else 0
 
 
 def _check_pair(source: KeySource | ExpressionSource, text: str, field: str, *, in_span: bool) -> None:
@@ -131,14 +155,11 @@ def parse_key(text: str, expressions: Expressions, field: str) -> KeySource | Ex
 
 
 def _key(expression: Expression) -> KeySource | ExpressionSource:
-    return key_source(expression, _KEY_BYTES)
+    return key_source(expression, _MOST_KEY_BYTES)
 
 
 def _short_key(text: str, field: str) -> Capture:
-    capture = _capture(text, field)
-    if capture.is_string and capture.max_bytes is None:
-        return replace(capture, max_bytes=_KEY_BYTES)
-    return capture
+    return _capture(text, field)
 
 
 def _value(text: str, expressions: Expressions, *, in_span: bool) -> Capture | ExpressionSource:

@@ -55,6 +55,9 @@ def _column(column: ValueColumn) -> Message:
     message = Message()
     message.add_number(pb.Column.TYPE_FIELD_NUMBER, _TYPES[column.layout])
     if isinstance(column, Strings):
+        if (cut := column.cut) is not None:
+            message.add_array(pb.Column.TRUNCATED_FIELD_NUMBER, cut)
+            column = column.unmarked()
         message.add_bytes(pb.Column.DATA_FIELD_NUMBER, column.data)
         message.add_array(pb.Column.ENDS_FIELD_NUMBER, _little_endian(column.ends))
     else:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from stapsdtd.api import wire
 from stapsdtd.events.batch import EventBatch
-from stapsdtd.events.columns import U64, Bools, Comms, Numbers, Strings, ValueColumn
+from stapsdtd.events.columns import U64, Bools, Comms, Numbers, Strings, ValueColumn, without_mark
 from stapsdtd.sessions.log import Entry
 from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -65,6 +65,7 @@ _CPU = _Kind(pb.Event.CPU_FIELD_NUMBER)
 _SITE_ID = _Kind(pb.Event.SITE_ID_FIELD_NUMBER)
 _SIGNED = _Kind(pb.Value.SIGNED_FIELD_NUMBER, is_value=True)
 _UNSIGNED = _Kind(pb.Value.UNSIGNED_FIELD_NUMBER, is_value=True)
+_TRUNCATED = pb.Value(truncated=True).SerializeToString()
 _FLOAT = _Kind(pb.Value.FLOAT_FIELD_NUMBER, is_value=True, is_float=True)
 
 
@@ -146,7 +147,11 @@ def _comm(comm: bytes) -> bytes:
 def _values(column: ValueColumn, position: int, events: EventBatch, sites: Sites) -> _Field:
     if isinstance(column, Strings):
         field = pb.Value.RAW_FIELD_NUMBER if column.is_raw else pb.Value.STRING_FIELD_NUMBER
-        values = [_value(field, string or b"") for string in column.tolist()]
+        strings = column.tolist()
+        values = [_value(field, string or b"") for string in strings]
+        if (cut := column.cut) is not None:
+            for row in np.flatnonzero(cut).tolist():
+                values[row] = _value(field, without_mark(strings[row]) or b"", _TRUNCATED)
     elif column.unavailable is None:
         return _number(column)
     else:
@@ -176,14 +181,15 @@ def _with_reasons(
     return values
 
 
-def _value(field: int, content: bytes) -> bytes:
-    return _value_head(field, len(content)) + content
+def _value(field: int, content: bytes, more: bytes = b"") -> bytes:
+    """more: further fields of the Value."""
+    return _value_head(field, len(content), len(more)) + content + more
 
 
 @lru_cache(4096)
-def _value_head(field: int, byte_count: int) -> bytes:
+def _value_head(field: int, byte_count: int, further_bytes: int) -> bytes:
     head = wire.head(field, byte_count)
-    return wire.head(pb.Event.VALUES_FIELD_NUMBER, len(head) + byte_count) + head
+    return wire.head(pb.Event.VALUES_FIELD_NUMBER, len(head) + byte_count + further_bytes) + head
 
 
 @lru_cache(4096)

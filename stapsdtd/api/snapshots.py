@@ -9,6 +9,7 @@ import numpy as np
 from stapsdtd.aggregate.aggregation import Aggregation, Computed, Function, HitField, Key, KeySource, KeyValue, Row
 from stapsdtd.aggregate.buckets import GREATEST, LEAST, Buckets
 from stapsdtd.aggregate.table import Snapshot
+from stapsdtd.events.columns import CUT
 from stapsdtd.model import Capture
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -125,6 +126,9 @@ def _column(values: Sequence[KeyValue], *, is_bytes: bool = False) -> pb.Column:
     if column.type == pb.Column.TYPE_STRING:
         column.type = pb.Column.TYPE_BYTES if is_bytes else pb.Column.TYPE_STRING
         texts = [value if isinstance(value, bytes) else b"" if value is None else b"%d" % value for value in values]
+        if not is_bytes and any(cut := bytes(text.endswith(CUT) for text in texts)):
+            column.truncated = cut
+            texts = [text.removesuffix(CUT) for text in texts]
         column.data = b"".join(texts)
         column.ends = np.cumsum([len(text) for text in texts]).astype("<u4").tobytes()
     else:

@@ -10,6 +10,7 @@ from functools import cache
 from stapsdtd.aggregate.aggregation import KeyValue
 from stapsdtd.api.convert import site_of_probe
 from stapsdtd.capture.engine import LossStage
+from stapsdtd.events.columns import CUT
 from stapsdtd.model import BuiltIn, Site, StartArgument
 from stapsdtd.query.text import text_of
 from stapsdtd.sessions.clause import Clause
@@ -138,8 +139,10 @@ def _value(value: KeyValue, *, is_raw: bool = False) -> pb.Value:
     match value:
         case None:
             return pb.Value(unavailable="it could not be read")
+        case bytes() if is_raw:
+            return pb.Value(raw=value)
         case bytes():
-            return pb.Value(raw=value) if is_raw else pb.Value(string=value)
+            return pb.Value(string=value.removesuffix(CUT), truncated=value.endswith(CUT))
         case float():
             return pb.Value(float=value)
         case int() if value < 1 << 63:

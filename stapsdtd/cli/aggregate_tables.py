@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stapsdtd.cli.quantity import bar, format_bound, format_quantity
+from stapsdtd.cli.render import cut_mark
 from stapsdtd.client import Bucket
 from stapsdtd.runtime.text import escape, escape_bytes
 
@@ -72,7 +73,7 @@ def _shown(value: Value) -> str:
         return "<unread>"
     if isinstance(value, bool):
         return str(value).lower()
-    return escape_bytes(value) if isinstance(value, bytes) else escape(str(value))
+    return escape_bytes(value) if isinstance(value, bytes) else escape(str(value)) + cut_mark(value)
 
 
 @dataclass(frozen=True, slots=True)

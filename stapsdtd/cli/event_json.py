@@ -5,7 +5,7 @@
      "module": "postgres", "function": "exec_simple_query", "offset": 3456789, "args": ["SELECT 1", 42], "uid": 108}
 
 Where arguments have names, `"named": {"query": "SELECT 1"}` follows args. Spans also have `"start_args"` and
-`"elapsed"`, in nanoseconds.
+`"elapsed"`, in nanoseconds. `"truncated": ["query"]` names strings of which there was more.
 
 More than a million events a second have to be formatted. So this works on columns, with one call per event of a
 template's `%`, and looks up what is the same for many events.
@@ -21,6 +21,7 @@ from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from stapsdtd.cli.named_values import meaning
+from stapsdtd.client import CutText
 from stapsdtd.signatures import Kind
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str
     if block.unavailable is not None:
         columns.append(_unavailable(reasons, count, names) for reasons in block.unavailable)
         unavailable = "%s"
+    if block.cut:
+        columns.append(_truncated(block, known_of))
+        unavailable += "%s"
     arguments = ", ".join(["%s"] * own)
     of_start = f', "start_args": [{", ".join(["%s"] * (count - own))}]' if own < count else ""
     fields = "".join(f", {json.dumps(name)}: ".replace("%", "%%") + "%s" for name in names)
@@ -149,6 +153,22 @@ def _site(described: DescribedSite) -> str:
         "offset": site.offset,
     }
     return json.dumps(record)[1:-1]
+
+
+def _truncated(block: EventBlock, known_of: Mapping[int, Mapping[int, Named]]) -> Iterable[str]:
+    """Yield for each event the names of the strings that were cut."""
+    columns = {position: block.values[position] for position in block.cut}
+    for row, site_id in enumerate(block.site_id):
+        cut = [position for position, values in columns.items() if isinstance(values[row], CutText)]
+        names = [_name(block.sites[site_id], known_of.get(site_id, {}), position) for position in cut]
+        yield f', "truncated": {json.dumps(names)}' if names else ""
+
+
+def _name(described: DescribedSite, known: Mapping[int, Named], position: int) -> str:
+    if named := known.get(position):
+        return named.declared.name
+    capture = described.captures[position]
+    return capture.field or f"{'start.' if capture.of_start else ''}arg{capture.index}"
 
 
 def _unavailable(reasons: Mapping[int, str], arguments: int, names: Sequence[str]) -> str:

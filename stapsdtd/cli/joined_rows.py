@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.sql_text import normalized
-from stapsdtd.client import Bucket, SnapshotRow
+from stapsdtd.client import Bucket, CutText, SnapshotRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,22 @@ def to_join(functions: Sequence[str]) -> Sequence[str]:
 
 
 def without_literals(snapshot: Snapshot, dialect: str) -> Snapshot:
-    """Return a snapshot of the functions that were to be joined, whose keys' strings are SQL without literals."""
-    by_key: dict[tuple[Value, ...], list[SnapshotRow]] = {}
+    """Return a snapshot of the functions that were to be joined, whose keys' strings are SQL without literals.
+
+    Statements that were cut are not joined with those that were not.
+    """
+    by_key: dict[tuple[tuple[type, Value], ...], list[SnapshotRow]] = {}
     for row in snapshot.rows:
-        key = tuple(normalized(part, dialect) if isinstance(part, str) else part for part in row.key)
-        by_key.setdefault(key, []).append(row)
-    return replace(snapshot, rows=tuple(_joined(key, rows) for key, rows in by_key.items()))
+        key = tuple(_without_literals(part, dialect) for part in row.key)
+        by_key.setdefault(tuple((type(part), part) for part in key), []).append(row)
+    return replace(snapshot, rows=tuple(_joined(tuple(part for _, part in key), rows) for key, rows in by_key.items()))
+
+
+def _without_literals(part: Value, dialect: str) -> Value:
+    if not isinstance(part, str):
+        return part
+    text = normalized(part, dialect)
+    return CutText(text) if isinstance(part, CutText) else text
 
 
 def _joined(key: tuple[Value, ...], rows: Sequence[SnapshotRow]) -> SnapshotRow:

@@ -123,14 +123,15 @@ def cut_at(value: Value, length: Value) -> Value:
     if not isinstance(value, str) or not isinstance(length, int) or length < 0:
         return value
     if value.isascii() and "\\x" not in value:
-        return value[:length]
+        # one that ends here was not cut by its length
+        return value if length > len(value) else value[:length]
     end = room = 0
     for match in _ESCAPED_BYTE.finditer(value):
         room += 1 if len(match[0]) > 1 else len(match[0].encode("utf-8", "surrogatepass"))
         if room > length:
             break
         end = match.end()
-    return value[:end]
+    return value if length > room else value[:end]
 
 
 def meaning(declared: Declared, value: Value) -> Value | bool:

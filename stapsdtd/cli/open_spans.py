@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stapsdtd.cli.named_values import cut_at, meaning, readable
 from stapsdtd.cli.quantity import format_quantity
 from stapsdtd.cli.render import Clock, format_value, plural, print_stderr
+from stapsdtd.client import CutText
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class OpenSpanTexts:
     def _record(self, spans: OpenSpans, span: OpenSpan) -> dict[str, object]:
         values = list(self._values(spans, span))
         named = {each.name: _in_json(meaning(each.named.declared, each.value)) for each in values if each.named}
+        truncated = [each.name for each in values if isinstance(each.value, CutText)]
         return {
             "begin_ns": span.begin_ns,
             "waiting_ns": span.waiting_ns,
@@ -78,6 +80,7 @@ class OpenSpanTexts:
             **({"key": list(map(_in_json, span.key))} if span.key else {}),
             **({"start_args": [_in_json(each.value) for each in values]} if values else {}),
             **({"named": named} if named else {}),
+            **({"truncated": truncated} if truncated else {}),
         }
 
 

@@ -36,10 +36,20 @@ def quote(text: str | bytes) -> str:
     return '"' + escaped.replace('"', '\\"') + '"'
 
 
+def cut_mark(value: Value) -> str:
+    """Return what stands behind a value's text: `…` if there was more of it than was captured."""
+    from stapsdtd.client import CutText  # noqa: PLC0415 (the client costs 170 ms, and is there by now)
+
+    return "…" if isinstance(value, CutText) else ""
+
+
 def format_value(value: Value, reason: str = "", *, is_hexadecimal: bool = False) -> str:
-    r"""Return `"SELECT 1"`, `42`, `0x7f31c0de4000`, `"\xa0\x00a"` for bytes, or `<reason>` if there is no value."""
+    r"""Return `"SELECT 1"`, `42`, `0x7f31c0de4000`, `"\xa0\x00a"` for bytes, or `<reason>` if there is no value.
+
+    Behind a string that was cut stands `…`.
+    """
     if isinstance(value, str | bytes):
-        return quote(value)
+        return quote(value) + cut_mark(value)
     if value is None:
         return f"<{escape(reason)}>"
     return hex(value) if is_hexadecimal and isinstance(value, int) else str(value)

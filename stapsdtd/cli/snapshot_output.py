@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.screen import Screen
 from stapsdtd.cli.trace_output import print_limited, print_summary, print_unmatched
-from stapsdtd.client import SiteState
+from stapsdtd.client import CutText, SiteState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,9 @@ class _JsonOutput:
         lines = []
         for row in self._shown.first(snapshot):
             values = {name: _in_json(value) for name, value in row.values.items()}
-            record: dict[str, object] = {**when, "key": list(map(_in_json, row.key)), **values}
+            cut = [name for name, part in zip(self._shown.by, row.key, strict=True) if isinstance(part, CutText)]
+            truncated = {"truncated": cut} if cut else {}
+            record: dict[str, object] = {**when, "key": list(map(_in_json, row.key)), **truncated, **values}
             if row.buckets:
                 record["buckets"] = [[bucket.low, bucket.high, bucket.count] for bucket in row.buckets]
             lines.append(json.dumps(record))

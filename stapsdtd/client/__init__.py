@@ -58,6 +58,7 @@ from stapsdtd.client.kernel_shapes import (
 )
 from stapsdtd.client.messages import (
     CapturedArgument,
+    CutText,
     DescribedSite,
     Descriptions,
     Encoding,
@@ -135,6 +136,7 @@ __all__ = [
     "Column",
     "ColumnBatch",
     "Constant",
+    "CutText",
     "DescribedSite",
     "Descriptions",
     "Encoding",

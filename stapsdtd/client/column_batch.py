@@ -24,11 +24,14 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StringColumn:
-    """One byte string per event, or a value's bytes: `column[i]` is the data between two ends."""
+    """One byte string per event, or a value's bytes: `column[i]` is the data between two ends. truncated: true for
+    strings of which there was more; None if that is so of none.
+    """
 
     data: bytes
     ends: NDArray[np.uint32]
     unavailable: NDArray[np.bool_] | None
+    truncated: NDArray[np.bool_] | None = None
 
     def __getitem__(self, row: int) -> bytes:
         if not 0 <= row < len(self.ends):

@@ -39,7 +39,8 @@ def column_batch(columns: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) ->
 def _column(column: pb.Column, count: int) -> Column:
     unavailable = _array(column.unavailable, "u1", count) != 0 if column.unavailable else None
     if column.type in {pb.Column.TYPE_STRING, pb.Column.TYPE_BYTES}:
-        return StringColumn(column.data, _array(column.ends, "<u4", count), unavailable)
+        truncated = _array(column.truncated, "u1", count) != 0 if column.truncated else None
+        return StringColumn(column.data, _array(column.ends, "<u4", count), unavailable, truncated)
     if column.type not in _NUMBERS:
         raise ProtocolError(f"the server sent column type {column.type}, which this client does not know")
     return NumberColumn(_array(column.data, _NUMBERS[column.type], count), unavailable)

@@ -271,7 +271,8 @@ def _value(message: pb.Value) -> messages.Value:
         case "float":
             return message.float
         case "string":
-            return text_of(message.string)
+            text = text_of(message.string)
+            return messages.CutText(text) if message.truncated else text
         case "raw":
             return message.raw
         case _:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from stapsdtd.client.errors import ProtocolError
-from stapsdtd.client.messages import EventBatch, EventBlock
+from stapsdtd.client.messages import CutText, EventBatch, EventBlock
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def _block(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> EventBl
         sites=sites,
         values=tuple(values_of(column, count) for column in block.values),
         unavailable=_unavailable(block, site_ids, sites),
+        cut=tuple(position for position, column in enumerate(block.values) if column.truncated),
     )
 
 
@@ -73,6 +74,9 @@ def values_of(column: pb.Column, count: int) -> Sequence[Value]:
             values = struct.unpack(f"<{count}d", column.data)
         case pb.Column.TYPE_STRING:
             values = _strings(column, count)
+            if column.truncated:
+                pairs = zip(values, column.truncated, strict=True)
+                values = [CutText(value) if is_cut else value for value, is_cut in pairs]
         case pb.Column.TYPE_BYTES:
             values = _byte_strings(column, count)
         case unknown:

@@ -110,9 +110,15 @@ class Descriptions:
     sites: tuple[DescribedSite, ...]
 
 
+class CutText(str):
+    """The beginning of a string of which there was more than was captured; else like any other str."""
+
+    __slots__ = ()
+
+
 Value = int | float | str | bytes | None
-"""Strings are decoded as UTF-8, with invalid bytes escaped (`\\xff`). Values that do not have the size of a number,
-such as structs, are bytes as they were in memory. None means that there is no value.
+"""Strings are decoded as UTF-8, with invalid bytes escaped (`\\xff`); those that were cut are CutText. Values that do
+not have the size of a number, such as structs, are bytes as they were in memory. None means that there is no value.
 """
 
 ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
@@ -156,8 +162,8 @@ class EventBlock:
     """count events of one clause in order of seq, one sequence of Python values per field. Their values have the same
     types.
 
-    `sites[site_id]` describes the site and the values. values: one sequence for each captured argument.
-    unavailable: as of Event; None if all events have all values.
+    `sites[site_id]` describes the site and the values. values: one sequence for each captured argument. cut: positions
+    of those of which some are CutText. unavailable: as of Event; None if all events have all values.
     """
 
     count: int
@@ -171,6 +177,7 @@ class EventBlock:
     sites: Mapping[int, DescribedSite]
     values: tuple[Sequence[Value], ...]
     unavailable: Sequence[Mapping[int, str]] | None
+    cut: tuple[int, ...] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ Indices = npt.NDArray[np.intp]
 COMM_BYTES = 16
 
 
+CUT = b"\0"
+"""Behind a string of which there was more. No other string has a NUL."""
+
 _NUMBERS = {"i": "signed", "u": "unsigned", "f": "float"}
 
 
@@ -58,7 +61,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """One string per event, without its NUL: event i has data[ends[i-1]:ends[i]].
+    """One string per event, without its NUL: event i has data[ends[i-1]:ends[i]]. One that was cut has the mark CUT.
 
     is_raw: the bytes of a value as they were in memory, not text.
     """
@@ -71,6 +74,19 @@ class Strings:
     @property
     def layout(self) -> str:
         return "bytes" if self.is_raw else "string"
+
+    @property
+    def cut(self) -> Bools | None:
+        """Report which strings were cut; None if none was."""
+        if self.is_raw or CUT not in self.data:
+            return None
+        lengths, ends = self._lengths(), self.ends.astype(np.intp)
+        is_nul: Bools = np.frombuffer(self.data, np.uint8)[np.maximum(ends - 1, 0)] == 0
+        return is_nul & (lengths > 0)
+
+    def unmarked(self) -> Strings:
+        """Return the strings without the marks of those that were cut."""
+        return self if self.cut is None else Strings.of([without_mark(each) for each in self.tolist()])
 
     @classmethod
     def of(cls, strings: Sequence[bytes | None]) -> Strings:
@@ -99,9 +115,12 @@ class Strings:
         return self.ends.nbytes + len(self.data)
 
     def row_bytes(self) -> Indices:
+        return self._lengths() + self.ends.itemsize
+
+    def _lengths(self) -> Indices:
         lengths = self.ends.astype(np.intp)
         lengths[1:] -= lengths[:-1].copy()
-        return lengths + self.ends.itemsize
+        return lengths
 
     def tolist(self) -> list[bytes | None]:
         ends = self.ends.tolist()
@@ -123,6 +142,15 @@ class Strings:
     def take(self, rows: Indices) -> Strings:
         strings = self.tolist()
         return replace(Strings.of([strings[row] for row in rows.tolist()]), is_raw=self.is_raw)
+
+
+def shortened(text: bytes, most: int) -> bytes:
+    """Return a string with at most so many bytes, and the mark if there were more."""
+    return text[:most] + CUT if len(text) > most else text
+
+
+def without_mark(text: bytes | None) -> bytes | None:
+    return text[:-1] if text is not None and text.endswith(CUT) else text
 
 
 ValueColumn = Numbers | Strings

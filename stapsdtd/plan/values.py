@@ -41,13 +41,15 @@ class Value(NamedTuple):
     """What a record holds: an argument as a number, as the string or the buffer it points to, or as its raw bytes; or a
     built-in as a number, of which CGROUP is the cgroup's id.
 
-    subject: the argument's index, the built-in, or what is of a pair. limit: of a string or raw bytes, in bytes.
+    subject: the argument's index, the built-in, or what is of a pair. limit: of a string or raw bytes, in bytes. shown:
+    how many of these the client wants; a string that has more was cut.
     """
 
     subject: Subject | OfPair | OfStart
     is_string: bool = False
     limit: int = 0
     is_buffer: bool = False
+    shown: int = 0
 
     @property
     def key(self) -> ValueKey:
@@ -67,17 +69,19 @@ def value_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -
     if isinstance(operand, Unavailable):
         return operand
     if capture.is_pointed_to:
-        limit = capture.max_bytes or MAX_STRING_BYTES
+        shown = capture.max_bytes or MAX_STRING_BYTES
+        # one byte more tells whether there is more
+        limit = shown + capture.is_string
         if argument.characters:
             limit = min(limit, argument.characters)
         elif argument.characters == 0 or argument.size != word_bytes(architecture):
             return no_pointer(argument, capture)
-        return Value(capture.subject, capture.is_string, limit, capture.is_buffer)
+        return Value(capture.subject, capture.is_string, limit, capture.is_buffer, min(shown, limit))
     if isinstance(operand, Constant):
         return operand
     if argument.size in _NUMBER_BYTES:
         return Value(capture.subject)
-    return Value(capture.subject, limit=argument.size)
+    return Value(capture.subject, limit=argument.size, shown=argument.size)
 
 
 def no_pointer(argument: Argument, capture: Capture) -> Unavailable:

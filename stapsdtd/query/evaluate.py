@@ -79,7 +79,7 @@ _T = TypeVar("_T")
 
 def evaluate(expression: Expression, events: SiteEvents) -> ValueColumn:
     """Return the expression's value for each event; a condition's is 1 or 0. Its needs must be among the captures."""
-    column = _Evaluator(events).evaluate(expression)
+    column = _Evaluator(events).value(expression)
     match column:
         case Truth(data, unavailable):
             return Numbers(data.astype(np.int64), unavailable)
@@ -107,6 +107,16 @@ class _Evaluator:
         self._batch = events.batch
         self._count = len(events.batch)
 
+    def value(self, expression: Expression) -> _Column:
+        """As `evaluate`, but strings that were cut are marked."""
+        match expression:
+            case StringAt():
+                return self._string(expression, is_marked=True)
+            case Conditional():
+                return self._conditional(expression, self.value)
+            case _:
+                return self.evaluate(expression)
+
     def evaluate(self, expression: Expression) -> _Column:
         match expression:
             case Literal(value):
@@ -122,7 +132,7 @@ class _Evaluator:
             case Calculation(how, left, right):
                 return calculate(how, self._numbers(left), self._numbers(right))
             case Conditional():
-                return self._conditional(expression)
+                return self._conditional(expression, self.evaluate)
             case _:
                 return self._truth(expression)
 
@@ -182,9 +192,9 @@ class _Evaluator:
         equal = np.array([a == b for a, b in zip(one.values, other.values, strict=True)], np.bool_)
         return Truth(equal if how is Operator.EQ else ~equal, either(one.missing, other.missing))
 
-    def _conditional(self, conditional: Conditional) -> _Column:
+    def _conditional(self, conditional: Conditional, value: Callable[[Expression], _Column]) -> _Column:
         which = self.truth(conditional.condition)
-        then, otherwise = self.evaluate(conditional.then), self.evaluate(conditional.otherwise)
+        then, otherwise = value(conditional.then), value(conditional.otherwise)
         if isinstance(then, Numbers) and isinstance(otherwise, Numbers):
             numbers = choose(which.data, then, otherwise)
             return Numbers(numbers.data, either(which.unavailable, numbers.unavailable))
@@ -203,8 +213,9 @@ class _Evaluator:
             return Numbers(column.data.view(np.int64), column.unavailable)
         return column
 
-    def _string(self, string: StringAt) -> Texts:
-        texts = Texts(self._captured(Strings, capture_of(string)).tolist())
+    def _string(self, string: StringAt, *, is_marked: bool = False) -> Texts:
+        column = self._captured(Strings, capture_of(string))
+        texts = Texts((column if is_marked else column.unmarked()).tolist())
         if string.length is None or isinstance(string.length, Literal):
             return texts
         lengths = self._numbers(string.length)

@@ -57,8 +57,8 @@ class ExpressionSource:
 
 
 def key_source(expression: Expression, max_bytes: int) -> KeySource | ExpressionSource:
-    """Return what a key is. max_bytes: of its strings that say no length."""
-    match _cut(expression, max_bytes):
+    """Return what a key is. max_bytes: of strings among others that it may be, where they say no length."""
+    match expression if isinstance(expression, StringAt) else _cut(expression, max_bytes):
         case Field(value=name) if name in _HIT_FIELDS:
             return HitField(name)
         case other:

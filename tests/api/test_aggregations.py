@@ -198,7 +198,7 @@ def test_keys_and_values_can_be_expressions(server: Served, client: Client) -> N
     by = ["arg0 / 10", 'arg0 > 14 ? "big" : str(arg1)', "arg0 == 3 && pid > 0", "arg0 / 4.0"]
     subscription = client.aggregate("app:call", Aggregate(functions=["count", "sum"], value="arg0 * 2 - 1", by=by))
     ((armed,),) = [target.sites for target in server.engine.armed.values()]
-    assert armed.action == Emit((Capture(0), Capture(1, is_string=True, max_bytes=64)))
+    assert armed.action == Emit((Capture(0), Capture(1, is_string=True, max_bytes=255)))
     values, texts = signed(3, 3, 12, 16), strings(b"x", b"x", None, b"y")
     server.fire(batch(range(4), values, texts))
     subscription.unsubscribe()

@@ -225,10 +225,10 @@ def test_clauses_that_cannot_all_be_opened_leave_nothing_open(
 ) -> None:
     opened = server.engine.open
 
-    def fail_second(*arguments: Any) -> None:
+    def fail_second(*arguments: Any, **named: Any) -> None:
         if server.engine.sinks:
             raise OSError(12, "no memory")
-        opened(*arguments)
+        opened(*arguments, **named)
 
     monkeypatch.setattr(server.engine, "open", fail_second)
     with pytest.raises(RequestFailedError, match="no memory"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Account, Client, LossStage, SiteState, SubscribeOptions
+from stapsdtd.client import Account, Client, CutText, LossStage, SiteState, SubscribeOptions
 from stapsdtd.kernel import uprobe_links
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import TICKER, Daemon, Recorder, Ticker, wait_for
@@ -67,8 +67,26 @@ def test_string_bound_and_a_pointer_to_nowhere(daemon: Daemon, ticker: Ticker) -
         ticker.do("fire 1")
     bounded, nowhere = recorder.events
     assert bounded.values == ("abcd",)
+    assert isinstance(bounded.values[0], CutText)
     assert nowhere.values == (None,)
     assert nowhere.unavailable == {0: "the memory it points to could not be read"}
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize(("capture", "most"), [("str[8]", 8), ("str", 4096)])
+def test_a_string_is_cut_only_if_there_is_more_of_it(
+    daemon: Daemon, engine: str, ticker: Ticker, capture: str, most: int
+) -> None:
+    if engine == "ftrace" and most == 4096:
+        # an event of ftrace's has no room for more
+        capture, most = "str[2000]", 2000
+    texts = ["a" * (most - 1), "b" * most, "c" * (most + 1)]
+    with Recorder(daemon.target, f"{TICKER}:text(arg0:{capture})") as recorder:
+        for text in texts:
+            ticker.do(f"text {text}")
+    values = [event.values[0] for event in recorder.events]
+    assert values == [*texts[:2], "c" * most]
+    assert [isinstance(value, CutText) for value in values] == [False, False, True]
 
 
 @pytest.mark.vm

@@ -23,6 +23,7 @@ from stapsdtd.capture.engine import LossStage, ManyRows, Target, TargetSite
 from stapsdtd.capture.names import Owner
 from stapsdtd.elf import parse_object
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.columns import CUT
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import BuiltIn, Capture, Object, ObjectKey
 from stapsdtd.query.actions import Action, Aggregate, Emit
@@ -270,7 +271,7 @@ def labels(tmp_path: Path) -> Iterator[Labels]:
         yield labels
 
 
-TEXTS: list[bytes | None] = [None, b"", b"c", b"d" * 7, b"e" * 62, b"f" * 63, b"g" * 64, b"h" * 64]
+TEXTS: list[bytes | None] = [None, b"", b"c", b"d" * 7, b"e" * 62, b"f" * 63, b"g" * 64, b"h" * 64 + CUT]
 """The program's labels, cut to 64 bytes."""
 
 

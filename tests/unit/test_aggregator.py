@@ -113,7 +113,7 @@ def test_rows_are_those_of_the_events_one_by_one(
     [
         ("arg0", Capture(0)),
         ("(arg1)", Capture(1)),
-        ("str(arg0)", Capture(0, is_string=True, max_bytes=KEY_BYTES)),
+        ("str(arg0)", Capture(0, is_string=True)),
         ("str(arg0, 16)", Capture(0, is_string=True, max_bytes=16)),
         ("uid", Capture(BuiltIn.UID)),
         ("container", Capture(BuiltIn.CONTAINER)),

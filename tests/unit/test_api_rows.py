@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from stapsdtd.api import columns, rows
 from stapsdtd.api.subscription_messages import descriptions
-from stapsdtd.client import DescribedSite, Event, ProtocolError
+from stapsdtd.client import CutText, DescribedSite, Event, ProtocolError
 from stapsdtd.client.decode import described_sites
 from stapsdtd.client.events import event_batch
 from stapsdtd.client.messages import Value
 from stapsdtd.events.batch import EventBatch, ValueTable, join
-from stapsdtd.events.columns import Numbers, Strings, ValueColumn
+from stapsdtd.events.columns import CUT, Numbers, Strings, ValueColumn
 from stapsdtd.model import Capture
 from stapsdtd.sessions.log import Entry
 from stapsdtd.sessions.site_ids import KnownSite
@@ -30,6 +30,7 @@ _UNREADABLE = "the memory it points to could not be read"
 _signed = st.integers(-(1 << 63), (1 << 63) - 1)
 _unsigned = st.integers(0, (1 << 64) - 1)
 _pids = st.integers(-1, (1 << 22) - 1)
+_strings = st.binary(max_size=300).map(lambda string: string.replace(CUT, b"."))
 _events = st.lists(
     st.tuples(
         st.integers(0, 1 << 53),
@@ -40,7 +41,7 @@ _events = st.lists(
         st.integers(0, (1 << 32) - 1),
         _signed,
         st.none() | _unsigned,
-        st.none() | st.binary(max_size=300),
+        st.none() | _strings | _strings.map(lambda string: string + CUT),
         st.none() | st.floats(allow_nan=False),
     ),
     min_size=1,
@@ -76,12 +77,16 @@ def _batch(events: list[_Event], *, with_string: bool) -> EventBatch:
     )
 
 
+def _text(string: bytes) -> pb.Value:
+    return pb.Value(string=string.removesuffix(CUT), truncated=string.endswith(CUT))
+
+
 def _wanted(seq: int, event: _Event, *, with_string: bool) -> pb.Event:
     time_ns, pid, tid, cpu, comm, site_id, signed, unsigned, string, real = event
     unavailable = pb.Value(unavailable=_UNREADABLE)
     values = [pb.Value(signed=signed), unavailable if unsigned is None else pb.Value(unsigned=unsigned)]
     if with_string:
-        values.append(unavailable if string is None else pb.Value(string=string))
+        values.append(unavailable if string is None else _text(string))
         values.append(unavailable if real is None else pb.Value(float=real))
     text = comm.decode(errors="backslashreplace")
     return pb.Event(
@@ -170,7 +175,8 @@ def _as_client(event: pb.Event, described: DescribedSite) -> Event:
     for kind, value in zip(kinds, event.values, strict=True):
         match kind:
             case "string":
-                values.append(value.string.decode("utf-8", "backslashreplace"))
+                text = value.string.decode("utf-8", "backslashreplace")
+                values.append(CutText(text) if value.truncated else text)
             case "unavailable":
                 values.append(None)
             case _:
@@ -196,7 +202,9 @@ def test_a_client_reads_the_same_from_columns(numbers: list[_Event], strings: li
     described = _described({event.site_id for event in message.events})
     wanted = tuple(_as_client(event, described[event.site_id]) for event in message.events)
     found = _as_columns(entry)
-    assert event_batch(found, described).events == wanted
+    read = event_batch(found, described).events
+    assert read == wanted
+    assert [list(map(type, event.values)) for event in read] == [list(map(type, event.values)) for event in wanted]
     assert (len(found.blocks), found.next_seq) == (2, entry.next_seq)
 
 

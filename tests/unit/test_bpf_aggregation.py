@@ -16,6 +16,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.engine import LossStage, ManyRows, Target, TargetSite
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.columns import CUT
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
 from stapsdtd.query.actions import Aggregate, Emit
 from stapsdtd.query.compile import MAX_OPERATIONS
@@ -251,9 +252,9 @@ def test_what_cannot_be_read_is_a_key_of_its_own_and_no_value(kernel: FakeKernel
         kernel.hit(0x10, rdi=text, rsp=number)
     closed(engine, 1)
     assert {key: (row.count, row.values, row.total) for key, row in sink.added.items()} == {
-        (0, (b"a te", UID, 40, GID)): (1, 1, 40),
+        (0, (b"a te" + CUT, UID, 40, GID)): (1, 1, 40),
         (0, (None, UID, 40, GID)): (1, 1, 40),
-        (0, (b"a te", UID, None, GID)): (1, 0, 0),
+        (0, (b"a te" + CUT, UID, None, GID)): (1, 0, 0),
         (0, (None, UID, None, GID)): (1, 0, 0),
     }
     # those alone whose number may be somewhere

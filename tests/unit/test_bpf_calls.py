@@ -17,6 +17,7 @@ from stapsdtd.capture.bpf.span_tables import SpanTables
 from stapsdtd.capture.bpf.span_watch import SpanWatch
 from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.capture.engine import Refusal, Target, TargetSite
+from stapsdtd.events.columns import CUT
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Site, StartArgument, Unavailable
 from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.spans.span import Span, SpanCounts, of_start
@@ -146,7 +147,7 @@ def test_what_an_entry_could_not_read_is_unavailable(kernel: FakeKernel, engine:
     for depth in (2, 1, 0):
         calls.leave(depth)
     closed(engine, 1)
-    assert [values[2:4] for values in sink.values] == [(b"longer than can ", 3), (b"there", 2), (None, 1)]
+    assert [values[2:4] for values in sink.values] == [(b"longer than can " + CUT, 3), (b"there", 2), (None, 1)]
     assert [values[5] for values in sink.values] == [None, bytes(12), bytes(12)]
     # of what is kept, nobody brings anything in
     assert kernel.touched == []
@@ -287,7 +288,7 @@ def test_full_table_is_told(kernel: FakeKernel, engine: BpfEngine, calls: Calls)
     ("span", "reason"),
     [
         (Span(start_captures=(NAME,) * 33, is_of_calls=True), "at most 32 values"),
-        (Span(start_captures=(Capture(0, is_string=True),) * 8, is_of_calls=True), "may take 32840 bytes"),
+        (Span(start_captures=(Capture(0, is_string=True),) * 8, is_of_calls=True), "may take 32848 bytes"),
         (Span(start_captures=(NAME,), is_of_calls=True, is_added=True), "no strings"),
         (Span(start_captures=(SIZE,), is_nested=True, is_of_calls=True, is_added=True), "one start for each key"),
         (Span(is_nested=True, is_of_calls=True), None),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
+from stapsdtd.events.columns import CUT
 from stapsdtd.model import FileOffset, ReadOnlySegment, Vaddr
 
 ALL_BITS = (1 << 64) - 1
@@ -84,7 +85,7 @@ def test_text_is_cut_as_the_program_cuts_it(constants: SiteConstants) -> None:
     there = distance(0x500010)
     assert constants.text(there, 64) == b"a text"
     assert constants.text(there, 6) == b"a text"
-    assert constants.text(there, 5) == b"a tex"
+    assert constants.text(there, 5) == b"a tex" + CUT
     assert constants.text(distance(0x500016), 64) == b""
     assert constants.text(distance(0x500017), 64) == b"another"
 
@@ -94,7 +95,7 @@ def test_text_that_runs_on_behind_the_segment_is_not_known(constants: SiteConsta
     assert constants.text(there, 64) is None
     assert constants.text(there, 8) is None
     # what is cut off needs no NUL
-    assert constants.text(there, 7) == b"not end"
+    assert constants.text(there, 7) == b"not end" + CUT
 
 
 def test_raw_bytes_are_there_as_a_whole_or_not_at_all(constants: SiteConstants) -> None:

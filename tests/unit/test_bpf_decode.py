@@ -18,6 +18,7 @@ from stapsdtd.capture.bpf.sources import Fixed, Layout, NoText, NumberAt, Source
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.columns import CUT
 from stapsdtd.spans.span import SpanCounts
 from tests.unit.samples import batch, channels_of, columns_of, event_rows, no_cgroups, signed, strings, value_list
 
@@ -178,9 +179,10 @@ def test_column_with_all_its_values_says_so() -> None:
 
 @pytest.mark.parametrize("is_raw", [True, False])
 def test_texts_are_cut_to_each_subscriptions_own_bound(is_raw: bool) -> None:
+    mark = b"" if is_raw else CUT
     sources = TextAt(0, 3, is_raw), TextAt(0, 6, is_raw), TextAt(0, 4096, is_raw)
     assert columns(sources, [b"abcdefgh"], [b"abc"], [b""]) == [
-        [b"abc", b"abc", b""], [b"abcdef", b"abc", b""], [b"abcdefgh", b"abc", b""],
+        [b"abc" + mark, b"abc", b""], [b"abcdef" + mark, b"abc", b""], [b"abcdefgh", b"abc", b""],
     ]  # fmt: skip
 
 
@@ -257,7 +259,7 @@ def test_values_of_one_type_that_come_from_different_places_share_a_table() -> N
     hits = [Hit(2, [b"a"], 1), Hit(1, [-1, b"bc"], 2), Hit(3, [], 3), Hit(2, [b"defgh"], 4), Hit(1, [None, b""], 5)]
     ((_, found),) = decode(plans, *hits)
     assert seen([(where, found)]) == {
-        1: [[(1, 8, 5, b"a"), (2, 7, -1, b"bc"), (3, 9), (4, 8, 5, b"defg"), (5, 7, None, b"")]]
+        1: [[(1, 8, 5, b"a"), (2, 7, -1, b"bc"), (3, 9), (4, 8, 5, b"defg" + CUT), (5, 7, None, b"")]]
     }
     assert sorted(table.layout for table in found.tables) == [(), ("signed", "string")]
 
@@ -271,7 +273,8 @@ def test_each_subscription_of_a_site_reads_it_its_own_way() -> None:
         Reading(third, 0, 33, (TextAt(1, 2), Fixed(4, is_signed=True))),
     )
     assert seen(decode([plan], Hit(1, [-1, b"abc"], 1), Hit(1, [-2, b"d"], 2))) == {
-        1: [[(1, 11, -1), (2, 11, -2)]], 2: [[(1, 22, -1), (2, 22, -2)]], 3: [[(1, 33, b"ab", 4), (2, 33, b"d", 4)]],
+        1: [[(1, 11, -1), (2, 11, -2)]], 2: [[(1, 22, -1), (2, 22, -2)]],
+        3: [[(1, 33, b"ab" + CUT, 4), (2, 33, b"d", 4)]],
     }  # fmt: skip
 
 
@@ -434,9 +437,16 @@ def expected_rows(cases: Mapping[int, PlanCase], hits: Sequence[Hit], subscripti
                 not case.tested >> wanted.bit & 1 or hit.matched >> wanted.bit & 1
             ):
                 values = [hit.values[position] for position in wanted.positions]
-                cut = [value[: wanted.max_bytes] if isinstance(value, bytes) else value for value in values]
+                kinds = [case.kinds[position] for position in wanted.positions]
+                cut = [cut_to(wanted.max_bytes, value, kind) for value, kind in zip(values, kinds, strict=True)]
                 rows.append((hit.time_ns, 10 * hit.plan + subscription_key, *cut))
     return rows
+
+
+def cut_to(most: int, value: Any, kind: str) -> Any:
+    if not isinstance(value, bytes) or len(value) <= most:
+        return value
+    return value[:most] + (CUT if kind == "string" else b"")
 
 
 @settings(max_examples=200)

@@ -38,7 +38,7 @@ def test_page_that_was_not_there_is_brought_in_for_the_next_hit(
     engine.arm(1, taking(kernel, where, Capture(0, is_string=True, max_bytes=16), Capture(1), of=found))
     kernel.hit(0x10, rdi=0x5000, rsi=0x6000)
     wait_for(lambda: len(kernel.touched) == 2, "the pages")
-    assert sorted(kernel.touched) == [(10, 0x5000, 17), (10, 0x6008, 4)]
+    assert sorted(kernel.touched) == [(10, 0x5000, 18), (10, 0x6008, 4)]
     kernel.hit(0x10, rdi=0x5000, rsi=0x6000)
     closed(engine, 1)
     assert sink.values == [(1, None, None), (1, b"a text", -2)]

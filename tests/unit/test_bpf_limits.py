@@ -71,7 +71,7 @@ def test_strings_that_do_not_fit_a_record_are_refused(
     both = wide(1, 16)
     found = sample_object(both)
     strings = [Capture(index, is_string=True) for index in range(16)]
-    most, possible = layout.RECORD.itemsize + 16 * 8 + 16 * 4096, 65536 - 8 - 4096 - 1
+    most, possible = layout.RECORD.itemsize + 16 * 8 + 16 * 4097, 65536 - 8 - 4097 - 1
     reason = refused(engine.arm(1, taking(kernel, both, *strings, of=found)))["a"]
     assert reason == f"its captures take up to {most} bytes, and a record holds at most {possible}"
     nothing_is_left(engine, kernel, before)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from stapsdtd.cli.event_json import json_lines
-from stapsdtd.client import CapturedArgument, DescribedSite, EventBatch, EventBlock, Probe, Site
+from stapsdtd.client import CapturedArgument, CutText, DescribedSite, EventBatch, EventBlock, Probe, Site
 
 
 def described(site_id: int, name: str, path: str = "/usr/bin/app", function: str | None = "main") -> DescribedSite:
@@ -26,7 +26,7 @@ def block(seqs: list[int], site_ids: list[int], *values: list[Any], **more: Any)
         "comm": ["app"] * count,
         "unavailable": None,
     }
-    return EventBlock(count=count, seq=seqs, site_id=site_ids, sites=SITES, values=values, **(fields | more))
+    return EventBlock(count=count, seq=seqs, site_id=site_ids, values=values, **(fields | {"sites": SITES} | more))
 
 
 def test_line_has_every_field() -> None:
@@ -46,6 +46,19 @@ def test_site_is_the_events_own() -> None:
         ("c", "memfd:libapp", None, 0x1003),
         ('b"\x1b', "app", "main", 0x1002),
     ]
+
+
+def test_strings_that_were_cut_are_named() -> None:
+    captures = (
+        CapturedArgument(1, True, ""),
+        CapturedArgument(0, True, "", of_start=True),
+        CapturedArgument(0, True, "", field="uid"),
+    )
+    sites = {1: replace(SITES[1], captures=captures)}
+    texts = [CutText("a"), "b", "c"], ["d", "e", CutText("f")], ["g", "h", CutText("i")]
+    cut = block([1, 2, 3], [1, 1, 1], *map(list, texts), sites=sites, cut=(0, 1, 2))
+    lines = [json.loads(line) for line in json_lines(EventBatch((cut,)))]
+    assert [line.get("truncated") for line in lines] == [["arg1"], None, ["start.arg0", "uid"]]
 
 
 def test_values_of_every_type() -> None:

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stapsdtd.cli.joined_rows import to_join, without_literals
-from stapsdtd.client import Account, Bucket, Snapshot, SnapshotRow
+from stapsdtd.client import Account, Bucket, CutText, Snapshot, SnapshotRow
 
 ACCOUNT = Account(
     fired=0, delivered=0, filtered=0, lost_kernel_buffer=0, lost_queue=0, lost_decode=0, in_flight=0, sites=0
@@ -49,6 +49,15 @@ def test_an_average_needs_the_number_of_values() -> None:
 def test_other_rows_stay_as_they_are() -> None:
     rows = [SnapshotRow((None, b"\xff"), {"count": 1}), SnapshotRow(("COMMIT", 7), {"count": 2})]
     assert without_literals(snapshot(*rows), "sql").rows == tuple(rows)
+
+
+def test_statements_that_were_cut_stay_apart() -> None:
+    texts = ["SELECT 1", CutText("SELECT 22"), CutText("SELECT 333")]
+    joined = without_literals(snapshot(*(SnapshotRow((text,), {"count": 1}) for text in texts)), "sql").rows
+    assert [(row.key, isinstance(row.key[0], CutText), row.values["count"]) for row in joined] == [
+        (("SELECT ?",), False, 1),
+        (("SELECT ?",), True, 2),
+    ]
 
 
 def test_open_ends_come_first() -> None:

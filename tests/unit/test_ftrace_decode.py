@@ -13,7 +13,7 @@ from stapsdtd.capture.ftrace.decode import Decoded, Decoder, SiteConsumer, decod
 from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace, PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
 from stapsdtd.events.batch import EventBatch
-from stapsdtd.events.columns import I32
+from stapsdtd.events.columns import CUT, I32
 from stapsdtd.model import Argument, Capture, Constant, Memory, Register, SiteCapture, Unavailable
 from stapsdtd.plan.events import EventSpec, group_sites
 from tests.unit.ring_pages import EVENT_ID, HEADER, PAGE_BYTES, Data, Kernel, page
@@ -88,7 +88,8 @@ def test_what_is_unavailable_has_no_value(is_string: bool) -> None:
         (b"SELECT 1", None, b"SELECT 1"),
         (b"", None, b""),
         (None, None, None),
-        (b"abcdef", 4, b"abcd"),
+        (b"abcdef", 4, b"abcd" + CUT),
+        (b"abcd", 4, b"abcd"),
         (b"ab", 4, b"ab"),
     ],
 )

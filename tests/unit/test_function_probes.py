@@ -87,7 +87,7 @@ def test_operands_of_the_program() -> None:
 
 def test_text_is_where_an_array_of_char_is() -> None:
     wanted = value_of(Capture(0, True, max_bytes=255), value("outer->next->label"), "x86-64")
-    assert wanted == Value(0, True, 8)
+    assert wanted == Value(0, True, 8, shown=8)
     row = np.frombuffer(encode_value(wanted, value("outer->next->label"), "x86-64"), layout.OPERAND)[0]
     number = np.frombuffer(encode_value(Value(0), value("outer->next->label"), "x86-64"), layout.OPERAND)[0]
     assert (row["kind"], row["take"], row["limit"]) == (layout.OperandKind.ADDRESS, layout.Take.STRING, 8 + 1)

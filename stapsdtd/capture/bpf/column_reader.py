@@ -15,7 +15,7 @@ from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.sources import CgroupAt, Fixed, NoText, NumberAt, OfStartAt, Source, TextAt
 from stapsdtd.capture.bpf.tables import Generation
 from stapsdtd.capture.bpf.unread import Unread
-from stapsdtd.events.columns import U64, Bools, Indices, Numbers, Strings, ValueColumn, floats
+from stapsdtd.events.columns import CUT, U64, Bools, Indices, Numbers, Strings, ValueColumn, floats
 
 _BYTES_FOR_SLICE = 2048
 """What can be copied in the time by which a slice of bytes is faster than one of a memoryview."""
@@ -107,8 +107,7 @@ class ColumnReader:
         if missing is not None:
             constants = self._unread.texts(offsets, missing, source, rows)
             offsets[missing] = 0
-        lengths, begins = self._found(offsets, self._begins(rows), source)
-        texts = self._sliced(begins, lengths)
+        texts, lengths = self._found(offsets, self._begins(rows), source)
         for row, text in constants.items():
             texts[row] = text
             lengths[row] = len(text)
@@ -122,15 +121,20 @@ class ColumnReader:
         """Return where records begin in the memory of the ring."""
         return (np.arange(len(self._records)) if rows is None else rows) * self._stride + RECORD_HEADER
 
-    @staticmethod
-    def _found(places: U64, begins: Indices, source: TextAt) -> tuple[Indices, Indices]:
-        """Return lengths of texts, and where they begin. places: as records that begin there have them."""
-        lengths = np.minimum(places >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
-        return lengths, begins + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
-
-    def _sliced(self, begins: Indices, lengths: Indices) -> list[bytes | memoryview]:
+    def _found(self, places: U64, begins: Indices, source: TextAt) -> tuple[list[bytes | memoryview], Indices]:
+        """Return texts and their lengths. places: as records that begin there have them."""
+        most = np.uint64(source.max_bytes)
+        had = places >> np.uint64(32)
+        lengths = np.minimum(had, most).astype(np.intp)
+        begins = begins + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
         content = self._content(len(begins))
-        return [content[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+        ends = (begins + lengths).tolist()
+        texts = [content[begin:end] for begin, end in zip(begins.tolist(), ends, strict=True)]
+        if not source.is_raw:
+            for row in np.flatnonzero(had > most).tolist():
+                texts[row] = bytes(texts[row]) + CUT
+                lengths[row] += 1
+        return texts, lengths
 
     def _of_start(self, rows: Rows, position: int, source: NumberAt | TextAt) -> ValueColumn:
         """Return a value of the records that are kept of starts, which pairs' records have as a value."""
@@ -146,8 +150,7 @@ class ColumnReader:
         values[unread] = 0
         unavailable = unread if unread.any() else None
         if isinstance(source, TextAt):
-            lengths, begins = self._found(values, begins, source)
-            texts = self._sliced(begins, lengths)
+            texts, lengths = self._found(values, begins, source)
             return Strings(np.cumsum(lengths, dtype=np.uint32), b"".join(texts), unavailable, source.is_raw)
         if source.float_bytes:
             return Numbers(floats(values, source.float_bytes), unavailable)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stapsdtd.events.columns import U64, Bools
+from stapsdtd.events.columns import U64, Bools, shortened
 from stapsdtd.model import FileOffset, ReadOnlySegment
 
 _WORD = 1 << 64
@@ -99,12 +99,12 @@ class SiteConstants:
         return result
 
     def text(self, distance: int, max_bytes: int) -> bytes | None:
-        """Return a string without its NUL, cut to max_bytes; None if it cannot be read that far."""
+        """Return a string without its NUL, cut to max_bytes and marked; None if it cannot be read that far."""
         data = self._read(distance, max_bytes + 1)
         end = data.find(b"\0")
         if end >= 0:
             return data[:end]
-        return data[:max_bytes] if len(data) > max_bytes else None
+        return shortened(data, max_bytes) if len(data) > max_bytes else None
 
     def raw(self, distance: int, byte_count: int) -> bytes | None:
         data = self._read(distance, byte_count)

@@ -12,9 +12,10 @@ class NumberPart:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """words: of the key, which the text does not fill."""
+    """words: of the key, which the text does not fill. max_bytes: of a text that was not cut."""
 
     words: int
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

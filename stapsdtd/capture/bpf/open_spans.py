@@ -12,6 +12,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.sources import Fixed, NumberAt, Source, TextAt
 from stapsdtd.capture.bpf.span_kinds import SMALL_SPAN
 from stapsdtd.capture.bpf.span_tables import SpanTable
+from stapsdtd.events.columns import shortened
 from stapsdtd.kernel.bpf_rows import Octets
 from stapsdtd.spans.span import MOST_TOLD, NO_OPEN_SPANS, OpenSpan, OpenSpans, Thread
 
@@ -79,8 +80,9 @@ def _value(record: bytes, missing: int, source: Source) -> KeyValue:
         case NumberAt(position=position, is_signed=is_signed, float_bytes=0) if not missing >> position & 1:
             (number,) = struct.unpack_from("=Q", record, layout.RECORD.itemsize + 8 * position)
             return _signed(number, is_signed=is_signed)
-        case TextAt(position=position, max_bytes=max_bytes) if not missing >> position & 1:
+        case TextAt(position=position, max_bytes=max_bytes, is_raw=is_raw) if not missing >> position & 1:
             offset, length = _TEXT.unpack_from(record, layout.RECORD.itemsize + 8 * position)
-            return record[offset : offset + min(length, max_bytes)]
+            text = record[offset : offset + length]
+            return text[:max_bytes] if is_raw else shortened(text, max_bytes)
         case _:
             return None

@@ -62,7 +62,7 @@ def keeps_records(span: Span) -> bool:
 def _why_not_recorded(captures: Sequence[Capture]) -> str | None:
     if len(captures) > layout.MAX_VALUES:
         return f"the kernel keeps at most {layout.MAX_VALUES} values of a start"
-    texts = [each.max_bytes or MAX_STRING_BYTES for each in captures if each.is_pointed_to]
+    texts = [(each.max_bytes or MAX_STRING_BYTES) + each.is_string for each in captures if each.is_pointed_to]
     byte_count = sum(texts) + MAX_VALUE_BYTES * (len(captures) - len(texts)) + _VALUE_BYTES * len(captures)
     most = SPANS_OF_RECORDS[-1].entry_bytes
     if layout.RECORD.itemsize + byte_count > most:

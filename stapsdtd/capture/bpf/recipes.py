@@ -16,8 +16,9 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.key_layout import BytesPart, CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
 from stapsdtd.capture.bpf.operands import NotEncodableError, encode_hit_field, encode_of_pair, encode_value, encode_word
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
+from stapsdtd.events.columns import COMM_BYTES
 from stapsdtd.functions.probes import is_in_kernel
-from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Site, Unavailable
+from stapsdtd.model import MAX_STRING_BYTES, Argument, BuiltIn, Capture, Constant, Site, Unavailable
 from stapsdtd.plan.values import OfPair, Value, value_of
 from stapsdtd.query.compile import MAX_OPERATIONS, compile_numbers, is_unsigned, operations, why_not_calculated
 from stapsdtd.query.expression import Expression
@@ -150,7 +151,7 @@ class _Maker:
                 return CgroupPart(is_container=subject is BuiltIn.CONTAINER)
             return NumberPart(is_signed=False)
         if source.is_string:
-            return TextPart(_text_words(source.limit))
+            return TextPart(_text_words(source.limit), source.shown)
         if source.is_buffer:
             return BytesPart(source.limit)
         _check_integer(source, subject)
@@ -179,7 +180,7 @@ class _Maker:
             return FixedPart(None)
         self.operands.append(encode_hit_field(field))
         if field is HitField.EXECNAME:
-            return TextPart(2)
+            return TextPart(2, COMM_BYTES)
         return NumberPart(is_signed=False)
 
     def _of_pair(self, capture: Capture) -> bool:
@@ -224,8 +225,8 @@ def key_class(aggregation: Aggregation) -> int:
 
 def _words(key: KeySource | Computed) -> int:
     if isinstance(key, Capture):
-        limit = key.max_bytes or layout.MAX_TEXT
-        return _text_words(limit) if key.is_string else BytesPart(limit).words if key.is_buffer else 1
+        limit = key.max_bytes or MAX_STRING_BYTES
+        return _text_words(limit + 1) if key.is_string else BytesPart(limit).words if key.is_buffer else 1
     return 0 if key in SITE_FIELDS else 2 if key is HitField.EXECNAME else 1
 
 

@@ -18,7 +18,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.key_layout import BytesPart, CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
 from stapsdtd.capture.engine import Rows
-from stapsdtd.events.columns import U64
+from stapsdtd.events.columns import U64, shortened
 from stapsdtd.kernel.bpf_rows import Octets
 
 _WORD = 1 << 64
@@ -137,9 +137,9 @@ class RowDecoder:
             case NumberPart(is_signed):
                 numbers = words[:, at].view(np.int64) if is_signed else words[:, at]
                 return list(numbers.tolist())
-            case TextPart(count):
+            case TextPart(count, max_bytes):
                 texts = np.ascontiguousarray(words[:, at : at + count]).view(f"S{8 * count}")
-                return list(texts[:, 0].tolist())
+                return [shortened(text, max_bytes) for text in texts[:, 0].tolist()]
             case BytesPart(size):
                 octets = np.ascontiguousarray(words[:, at : at + part.words]).view(np.uint8)[:, :size]
                 return list(np.ascontiguousarray(octets).view(f"V{size}")[:, 0].tolist())

@@ -19,7 +19,7 @@ class NumberAt:
 
 @dataclass(frozen=True, slots=True)
 class TextAt:
-    """A string or raw bytes. max_bytes is this subscription's limit; the record may hold more for another one."""
+    """A string or raw bytes. max_bytes is this subscription's limit; a string of which the record has more was cut."""
 
     position: int
     max_bytes: int

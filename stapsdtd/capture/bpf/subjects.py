@@ -94,7 +94,7 @@ class Subjects:
             return NumberAt(position, is_signed=False)
         match source:
             case Value(is_text=True):
-                return TextAt(positions[source.key], source.limit, is_raw=not source.is_string)
+                return TextAt(positions[source.key], source.shown, is_raw=not source.is_string)
             case Value():
                 float_bytes = argument.size if argument.is_float else 0
                 return NumberAt(positions[source.key], argument.signed, float_bytes)

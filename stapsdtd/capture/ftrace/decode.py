@@ -13,6 +13,7 @@ from stapsdtd.capture.ftrace.pages import Records
 from stapsdtd.events.batch import EventBatch, ValueTable
 from stapsdtd.events.columns import (
     COMM_BYTES,
+    CUT,
     F64,
     I32,
     I64,
@@ -24,8 +25,9 @@ from stapsdtd.events.columns import (
     Strings,
     ValueColumn,
     floats,
+    shortened,
 )
-from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Register, Unavailable
+from stapsdtd.model import MAX_STRING_BYTES, Argument, BuiltIn, Capture, Constant, Register, Unavailable
 from stapsdtd.plan.events import EventSpec, Field
 from stapsdtd.procs.descendants import FollowedProcesses
 from stapsdtd.query.columns import Hits, Values, evaluate
@@ -35,6 +37,9 @@ PidsOf = Callable[[I32], I32]
 """Maps thread ids to process ids."""
 
 _TEXTS = frozenset({BuiltIn.CGROUP, BuiltIn.CONTAINER})
+
+_KERNEL_BYTES = 4095
+"""Of a string, without its NUL: MAX_STRING_SIZE of kernel/trace/trace_probe.h."""
 
 EVERYTHING = Program((), ACCEPT)
 """Accepts every hit."""
@@ -180,12 +185,17 @@ def _spans(records: Records, place: FieldPlace) -> tuple[Indices, Indices]:
 
 def _strings(records: Records, place: FieldPlace, max_bytes: int | None) -> list[bytes | None]:
     """Return None for strings that the kernel could not read: they have length 0, an empty string has its NUL."""
-    content = records.content
+    content, most = records.content, max_bytes or MAX_STRING_BYTES
     begins, lengths = _spans(records, place)
     return [
-        content[at : at + length].split(b"\0", 1)[0][:max_bytes] if length else None
+        _string(content[at : at + length].split(b"\0", 1)[0], most) if length else None
         for at, length in zip(begins.tolist(), lengths.tolist(), strict=True)
     ]
+
+
+def _string(text: bytes, most: int) -> bytes:
+    # one that fills the kernel's own room was probably cut by that
+    return text + CUT if len(text) == _KERNEL_BYTES < most else shortened(text, most)
 
 
 def _comms(records: Records, place: FieldPlace) -> Comms:
