@@ -144,6 +144,7 @@ class SubscribeOptions(Scope):
     functions: kernel functions from which selectors choose, too, as `fbt:MODULE:FUNCTION:entry` and `:return`: NAME,
         MODULE:NAME, both of which may be globs, or NAME(VALUE, ...). arg0 and the following are a function's arguments,
         and its result; behind them are the values.
+    exclude: probes that selectors do not choose, as `provider:name`.
     all_or_nothing: fail if a site that matches now cannot be armed, rather than trace the others.
     """
 
@@ -157,3 +158,4 @@ class SubscribeOptions(Scope):
     fields: Sequence[str] = ()
     expected_files: Sequence[str] = ()
     functions: Sequence[str] = ()
+    exclude: Sequence[str] = ()

@@ -51,7 +51,17 @@ def keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...])
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of all these commands. The command receives them as `subscribe_options` and `shown`."""
+    """Add the options of commands with selectors. The command receives them as `subscribe_options` and `shown`."""
+    return _with_options(command, options.selecting_options)
+
+
+def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands with pairs, as `common_options`."""
+    return _with_options(command, options.subscribe_options)
+
+
+def _with_options(command: Callable[..., Any], choosing: Callable[..., Any]) -> Callable[..., Any]:
+    """choosing: adds the options that choose events."""
 
     @functools.wraps(command)
     def with_shown(
@@ -103,7 +113,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             callback=keys,
             help="For each combination of these: arguments (arg0:str, or by name), pid, arg0 / 1000, ... Repeatable.",
         ),
-        options.subscribe_options,
+        choosing,
     ):
         wrapped = option(wrapped)
     return wrapped

@@ -26,7 +26,7 @@ Examples:
 
 @click.command("latency", cls=WithCommandLine, epilog=_EXAMPLES)
 @pairs.pair_options
-@aggregates.common_options
+@aggregates.pair_options
 @click.pass_obj
 def command(
     server: options.Server,

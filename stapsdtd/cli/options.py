@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from stapsdtd.cli.frequent import all_probes, left_out
 from stapsdtd.subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
@@ -276,10 +277,12 @@ def _choosing(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
         def with_options(*args: Any, **parameters: Any) -> Any:
             if parameters["follow"] and not parameters["pids"]:
                 raise click.UsageError("--follow needs the process to follow: give --pid, too")
+            wants_all = parameters.pop("all_probes", True)
             names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
             given = {name: value for name in names if (value := parameters.pop(name)) is not None}
             # the command's own probes, such as CPython's, would fire with every line that it prints
             given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
+            given["exclude"] = () if wants_all or "selectors" not in parameters else left_out(parameters["selectors"])
             options = SubscribeOptions(lease_seconds=LEASE_SECONDS, **given)
             return command(*args, subscribe_options=options, **parameters)
 
@@ -293,3 +296,5 @@ def _choosing(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 
 process_options = _choosing()
 subscribe_options = _choosing(where, no_wait, include_clients, files)
+selecting_options = _choosing(all_probes, where, no_wait, include_clients, files)
+"""Of commands whose selectors may be globs."""

@@ -47,7 +47,7 @@ Examples:
 
 @click.command("top", cls=WithCommandLine, epilog=_EXAMPLES)
 @options.selectors(required=False)
-@options.subscribe_options
+@options.selecting_options
 @click.option(
     "--interval",
     type=options.Seconds(min=0.1),

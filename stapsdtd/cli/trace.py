@@ -97,7 +97,7 @@ def event_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES)
 @options.selectors(required=True)
-@options.subscribe_options
+@options.selecting_options
 @event_options
 @click.pass_obj
 def command(

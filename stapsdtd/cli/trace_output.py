@@ -246,6 +246,8 @@ def print_unmatched(hints: Hints) -> None:
         _print_record({"evaluated_late": dict(hints.evaluated_late)})
     if hints.added_late:
         _print_record({"added_late": dict(hints.added_late)})
+    if hints.left_out:
+        _print_record({"left_out": hints.left_out})
     if hints.shared_files:
         _print_record({"shared_files": list(hints.shared_files)})
 

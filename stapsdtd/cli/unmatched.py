@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import normalized, parse
+from stapsdtd.cli import frequent
 from stapsdtd.cli.function_selectors import functions_of
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import ClientError, InventoryState, NotFoundError, SiteState
@@ -54,7 +55,8 @@ class Hints:
     """selectors: those that match nothing. hidden: what the client's role does not show, or empty. unusable: why files
     that a command is going to map cannot be armed before it does. evaluated_late: why parts of the filter are not
     evaluated at the hit. added_late: why the server adds up hits itself, with the numbers of sites. shared_files: which
-    other processes run, too, that pay for their hits though only those of followed ones are wanted.
+    other processes run, too, that pay for their hits though only those of followed ones are wanted. left_out: which
+    frequent probes are, as a sentence, or empty.
     """
 
     selectors: tuple[Unmatched, ...] = ()
@@ -63,6 +65,7 @@ class Hints:
     evaluated_late: Mapping[str, str] = field(default_factory=dict)
     added_late: Mapping[str, int] = field(default_factory=dict)
     shared_files: Sequence[str] = ()
+    left_out: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -76,7 +79,8 @@ class Hints:
         # where a filter is late, nothing else matters
         adding = [] if late else [escape(added_late(reason, sites)) for reason, sites in self.added_late.items()]
         hidden = [self.hidden] if self.hidden else []
-        return [*map(str, self.selectors), *hidden, *unusable, *late, *adding, *self._shared]
+        left_out = [self.left_out] if self.left_out else []
+        return [*map(str, self.selectors), *hidden, *left_out, *unusable, *late, *adding, *self._shared]
 
     @property
     def _shared(self) -> list[str]:
@@ -129,7 +133,7 @@ async def subscribed(
     options = replace(wanted.options, functions=functions_of(each.text for each in selectors))
     try:
         subscription = await _subscribe(client, wanted, options)
-        if options.follow and _missing(selectors, subscription.sites) and await _is_scanning(client):
+        if options.follow and _missing(selectors, subscription.sites, options) and await _is_scanning(client):
             # what it lacks may be installed, and is to be armed before the first process maps it
             await subscription.unsubscribe()
             await _until_scanned(client, stop)
@@ -137,12 +141,12 @@ async def subscribed(
     except NotFoundError:
         if not options.require_match:
             raise
-        hints = await _hints(client, selectors, (), options.files)
+        hints = await _hints(client, selectors, (), options)
         raise NothingMatchesError("; ".join(hints.lines)) from None
     async with subscription:
         # hints may take longer than the lease
         subscription.open_stream()
-        hints = await _hints(client, selectors, subscription.sites, options.files)
+        hints = await _hints(client, selectors, subscription.sites, options)
         yield (
             subscription,
             replace(
@@ -151,6 +155,7 @@ async def subscribed(
                 evaluated_late=subscription.evaluated_late,
                 added_late=subscription.added_late,
                 shared_files=_shared_files(subscription, options),
+                left_out=frequent.hint(options.exclude, _providers(selectors, subscription.sites)),
             ),
         )
 
@@ -166,6 +171,12 @@ def _shared_files(subscription: AsyncSubscription, options: SubscribeOptions) ->
     """Return the files that are patched in all processes, since any that is followed may execute or load them."""
     armed = (site.path for site in subscription.sites if site.state is SiteState.ARMED)
     return tuple(dict.fromkeys(armed)) if options.follow else ()
+
+
+def _providers(selectors: Sequence[Resolved], sites: Sequence[SiteStatus]) -> set[str]:
+    """Return the providers that selectors name, or that sites have."""
+    named = (parse(each.text).provider for each in selectors)
+    return {normalized(site.provider) for site in sites} | {each.text for each in named if not each.is_glob}
 
 
 async def _is_scanning(client: AsyncClient) -> bool:
@@ -185,24 +196,26 @@ async def _until_scanned(client: AsyncClient, stop: asyncio.Event) -> None:
             await asyncio.wait_for(stop.wait(), _LOOK_SECONDS)
 
 
-def _missing(selectors: Sequence[Resolved], sites: Sequence[SiteStatus]) -> list[Selector]:
-    """Return the selectors that match none of some sites."""
+def _missing(selectors: Sequence[Resolved], sites: Sequence[SiteStatus], options: SubscribeOptions) -> list[Selector]:
+    """Return the selectors that match none of some sites, and nothing that is left out."""
+    probes = {(site.provider, site.name) for site in sites}
+    probes |= {(provider, name) for provider, _, name in (each.partition(":") for each in options.exclude)}
     return [
         selector
         for selector in (replace(parse(each.text), text=each.given) for each in selectors if not each.is_part)
-        if not any(selector.matches_provider(site.provider) and selector.matches_name(site.name) for site in sites)
+        if not any(selector.matches_provider(provider) and selector.matches_name(name) for provider, name in probes)
     ]
 
 
 async def _hints(
-    client: AsyncClient, selectors: Sequence[Resolved], sites: Sequence[SiteStatus], files: Sequence[str]
+    client: AsyncClient, selectors: Sequence[Resolved], sites: Sequence[SiteStatus], options: SubscribeOptions
 ) -> Hints:
-    missing = _missing(selectors, sites)
+    missing = _missing(selectors, sites, options)
     if not missing:
         return Hints()
     try:
-        listing, info = await client.list_probes(files=files), await client.info()
-        installed = await client.list_probes(installed=True) if not files and has_inventory(info) else ()
+        listing, info = await client.list_probes(files=options.files), await client.info()
+        installed = await client.list_probes(installed=True) if not options.files and has_inventory(info) else ()
     except ClientError:
         # the role may not list, or the server may be busy, which is no reason to end the trace
         return Hints()

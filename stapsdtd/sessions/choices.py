@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 
 from stapsdtd import model
 from stapsdtd.catalog.selector_set import Chosen, SelectorSet
-from stapsdtd.catalog.selectors import SelectedSite
+from stapsdtd.catalog.selectors import SelectedSite, normalized
 from stapsdtd.model import Object, ObjectKey, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.fair_thread import finish
@@ -35,8 +35,11 @@ def names_of(obj: Object, mappings: Mapping[int, model.Mapping], named: NamedFil
 class Choices:
     """Of objects by their names, as far as they have been found. `search` may run in another thread."""
 
-    def __init__(self, clauses: Sequence[ClauseSpec]) -> None:
-        self._clauses = [_Clause(position, clause) for position, clause in enumerate(clauses)]
+    def __init__(
+        self, clauses: Sequence[ClauseSpec], excluded_probes: Collection[tuple[str, str]] = frozenset()
+    ) -> None:
+        """excluded_probes: see `SubscriptionSpec`."""
+        self._clauses = [_Clause(position, clause, excluded_probes) for position, clause in enumerate(clauses)]
         self._found: dict[ObjectKey, Found] = {}
 
     def may_choose(self, obj: Object) -> bool:
@@ -82,8 +85,9 @@ class Choices:
 class _Clause:
     """Its selectors, those of the starts of its span after those of events or ends."""
 
-    def __init__(self, position: int, spec: ClauseSpec) -> None:
+    def __init__(self, position: int, spec: ClauseSpec, excluded_probes: Collection[tuple[str, str]]) -> None:
         self._position = position
+        self._excluded_probes = excluded_probes
         self._spec = spec
         self._selectors = SelectorSet(spec.selectors + (spec.span.selectors if spec.span else ()))
         self._of_ends = (1 << len(spec.selectors)) - 1
@@ -104,6 +108,8 @@ class _Clause:
         """Choose sites of an object of this name, and what is captured at each."""
         (meant,) = yield from self._selectors.meant([(name, obj.parsed.providers)])
         chosen = yield from self._selectors.choose(meant, obj.parsed.sites)
+        if self._excluded_probes:
+            chosen = [each for each in chosen if not self._is_excluded(each.site)]
         ends: list[SelectedSite] = []
         starts: list[SelectedSite] = []
         for number, each in enumerate(chosen, 1):
@@ -115,6 +121,9 @@ class _Clause:
             if number % _SITES_PER_STEP == 0:
                 yield
         return (*ends, *starts)
+
+    def _is_excluded(self, site: model.Site) -> bool:
+        return (normalized(site.provider), normalized(site.name)) in self._excluded_probes
 
     def _end(self, chosen: Chosen, *, is_both: bool) -> SelectedSite:
         capture = self._spec.captured(self._selectors.captured(chosen))

@@ -151,7 +151,8 @@ class SubscriptionSpec:
     subscriber_pid: the client's own process, None if unknown. files: paths as in maps of files, or of their
     directories, to which probes are restricted; None for no restriction. credentials: with whose rights installed files
     are opened; None to wait until a process maps them. has_functions: it may choose kernel functions.
-    children: the processes that those to follow had forked before.
+    children: the processes that those to follow had forked before. excluded_probes: by normalized provider and name,
+    what selectors do not choose.
     """
 
     clauses: tuple[ClauseSpec, ...]
@@ -165,6 +166,7 @@ class SubscriptionSpec:
     credentials: Credentials | None = None
     has_functions: bool = False
     children: frozenset[int] = frozenset()
+    excluded_probes: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

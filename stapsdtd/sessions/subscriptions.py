@@ -157,7 +157,8 @@ class Subscriptions:
             unfollow()
             raise
         first = FirstArming()
-        live = LiveSubscription(subscription, Session(subscription), unfollow, Choices(spec.clauses), first=first)
+        choices = Choices(spec.clauses, spec.excluded_probes)
+        live = LiveSubscription(subscription, Session(subscription), unfollow, choices, first=first)
         self._live[subscription.id] = live
         self._evaluating.began(client)
         self.housekeeping.began(subscription)

@@ -54,6 +54,11 @@ class Catalog:
         known = (*self._own_of(provider), *self._shipped_of(provider))
         return list(dict.fromkeys((provider, each.name) for each in known if each.name.isidentifier()))
 
+    def frequent(self, provider: str) -> list[str]:
+        """Return a provider's probes that fire at each line, call or object of a program."""
+        known = (*self._own_of(provider), *self._shipped_of(provider))
+        return list(dict.fromkeys(each.name for each in known if each.frequent and each.name.isidentifier()))
+
     def fit(self, provider: str, name: str, sites: Iterable[NotedSite], architecture: str) -> Fit:
         """Find the signature that none of a probe's sites in an object contradicts."""
         known, reason = self.of(provider, name), ""

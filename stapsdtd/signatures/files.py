@@ -21,7 +21,8 @@
 An argument is a type and a name. The types are string, string(LENGTH) with the name of the argument that has the
 length in bytes, pointer, integer, int8 to int64, uint8 to uint64, bool, float, duration(UNIT) with ns, us, ms or s,
 enum(NAME) and flags(NAME). Without `arguments`, they are not known. A name may be a glob, for probes that have no entry
-of their own, and have several entries, for versions whose arguments differ.
+of their own, and have several entries, for versions whose arguments differ. Probes that fire at each line, call or
+object of a program are `frequent = true`: selectors with globs leave them out.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class _Probe(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     arguments: list[str] | None = None
     ends_with: str = ""
+    frequent: bool = False
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -127,7 +129,15 @@ def _signatures(path: str, file: _File, names: set[str]) -> Iterator[Signature]:
             _check_names(path, f"{key}.arguments", arguments)
         notes = tuple((note.probes, note.text) for note in file.notes if matches(probe.name, note.probes))
         yield Signature(
-            file.provider, probe.name, probe.text, arguments, notes, probe.ends_with, file.source, file.versions
+            file.provider,
+            probe.name,
+            probe.text,
+            arguments,
+            notes,
+            probe.ends_with,
+            file.source,
+            file.versions,
+            probe.frequent,
         )
 
 

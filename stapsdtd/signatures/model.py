@@ -49,7 +49,7 @@ class Signature:
 
     arguments: None if they differ, or are not known. notes: when it fires, each with the glob of the probes that it is
     about. ends_with: the probe that fires when what this one begins is over, in the same thread. versions: of the
-    provider, for which that was checked.
+    provider, for which that was checked. frequent: it fires at each line, call or object of a program.
     """
 
     provider: str
@@ -60,6 +60,7 @@ class Signature:
     ends_with: str
     source: str
     versions: str
+    frequent: bool = False
 
 
 class NoteArgument(Protocol):

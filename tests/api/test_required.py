@@ -67,3 +67,14 @@ def test_what_is_still_arming_is_not_all(server: Served, pid: int) -> None:
     server.settle()
     assert server.held() == []
     assert server.engine.armed == {}
+
+
+def test_probes_that_are_excluded_are_not_chosen(server: Served, pid: int) -> None:
+    found = server.file_object(site("step__one"), site("sale"), site("step__one", 0x40, provider="other"))
+    server.map(pid, found)
+    response = server.subscribe("*:*", "app:step__one", exclude=["app:step-one", "app:missing"])
+    assert sorted((each.provider, each.name) for each in response.sites) == [("app", "sale"), ("other", "step__one")]
+    for wrong in ("app:*", "a*:b", "m:f:n", "app:a(arg0)", "app"):
+        code, details = refused(lambda wrong=wrong: server.subscribe("*:*", exclude=[wrong]))  # type: ignore[misc]
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details.startswith(f"exclude: {wrong}: a probe is excluded as provider:name")
