@@ -237,7 +237,10 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
 
 @contextmanager
 def set_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Set stop on the first SIGINT or SIGTERM. A second one kills the process. One that is ignored stays so."""
+    """Set stop on the first SIGINT or SIGTERM. A second one kills the process.
+
+    Also SIGINT, which shells have jobs ignore that a script starts in the background: kill -INT is how these end.
+    """
     loop = asyncio.get_running_loop()
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -245,11 +248,7 @@ def set_on_signals(stop: asyncio.Event) -> Iterator[None]:
         signal.signal(signum, signal.SIG_DFL)
         loop.call_soon_threadsafe(stop.set)
 
-    previous = {
-        signum: signal.signal(signum, handle)
-        for signum in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(signum) is not signal.SIG_IGN
-    }
+    previous = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -26,6 +26,9 @@ _EVENT_EXEC = 4
 
 _MASK_BYTES = 8
 
+_IGNORED = [signum for signum in (signal.SIGINT, signal.SIGQUIT) if signal.getsignal(signum) is signal.SIG_IGN]
+"""As shells have it for jobs that a script starts in the background. The program is to have it so, too."""
+
 
 class HoldError(Exception):
     """A process that cannot be stopped."""
@@ -72,6 +75,8 @@ def _execute(arguments: Sequence[str], parent: socket.socket) -> NoReturn:
             # Python ignores them
             for signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)
+            for signum in _IGNORED:
+                signal.signal(signum, signal.SIG_IGN)
             os.execvp(arguments[0], list(arguments))  # noqa: S606
     except OSError as error:
         parent.send(str(error.errno).encode())

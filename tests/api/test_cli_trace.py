@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 import pty
+import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.commands import Start, finish, starting
+from tests.api.commands import PROGRAM, Start, finish, starting
 from tests.api.fake_server import FakeServer, armed, bad_request, serving
 
 
@@ -574,6 +576,33 @@ def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trac
 def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Start) -> None:
     server.refuse = bad_request("selectors[0]", "a colon is missing")
     assert finish(trace()) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])
+
+
+def test_background_job_of_a_script_ends_when_it_is_told_to(server: FakeServer) -> None:
+    """Shells have such jobs ignore SIGINT."""
+    script = "trap '' INT; exec " + shlex.join(PROGRAM) + f" --server {server.target} trace postgresql:*"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        server.wait_for("StreamRequest")
+        server.fire()
+        assert job.stdout is not None
+        assert job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        status, _, err = finish(job)
+    assert status == 0
+    assert err[-1].startswith("stapsdt: 1 event delivered")
+
+
+def test_command_of_a_background_job_ignores_what_it_is_to(server: FakeServer) -> None:
+    command = ["grep", "SigIgn", "/proc/self/status"]
+    script = (
+        "trap '' INT; exec "
+        + shlex.join(PROGRAM)
+        + f" --server {server.target} trace postgresql:* -- "
+        + " ".join(command)
+    )
+    job = subprocess.run(["sh", "-c", script], check=True, capture_output=True, text=True, timeout=20)
+    ignored = int(job.stdout.split()[1], 16)
+    assert ignored >> signal.SIGINT - 1 & 1
 
 
 def test_a_command_starts_once_what_matches_is_armed(server: FakeServer, tmp_path: Path) -> None:
