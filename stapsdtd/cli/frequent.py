@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli.known_signatures import own_folder
 from stapsdtd.cli.render import abbreviate
@@ -18,13 +16,6 @@ if TYPE_CHECKING:
     from stapsdtd.catalog.selectors import Selector
 
 _SHOWN = 4
-
-all_probes = click.option(
-    "--all",
-    "all_probes",
-    is_flag=True,
-    help="Also probes that fire at each line or call of a program, where a SELECTOR means them by a glob.",
-)
 
 
 def left_out(selectors: Sequence[str]) -> list[str]:

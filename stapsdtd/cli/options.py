@@ -7,7 +7,7 @@ import math
 import os
 import pwd
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from stapsdtd.cli.frequent import all_probes, left_out
 from stapsdtd.subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
@@ -221,6 +220,12 @@ no_wait = click.option(
     is_flag=True,
     help="Fail at once if no probe matches, rather than wait for one.",
 )
+all_probes = click.option(
+    "--all",
+    "all_probes",
+    is_flag=True,
+    help="Also probes that fire at each line or call of a program, where a SELECTOR means them by a glob.",
+)
 where = click.option(
     "--where",
     metavar="EXPR",
@@ -282,7 +287,8 @@ def _choosing(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
             given = {name: value for name in names if (value := parameters.pop(name)) is not None}
             # the command's own probes, such as CPython's, would fire with every line that it prints
             given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
-            given["exclude"] = () if wants_all or "selectors" not in parameters else left_out(parameters["selectors"])
+            if not wants_all:
+                given["exclude"] = _left_out(parameters["selectors"])
             options = SubscribeOptions(lease_seconds=LEASE_SECONDS, **given)
             return command(*args, subscribe_options=options, **parameters)
 
@@ -292,6 +298,12 @@ def _choosing(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
         return wrapped
 
     return decorate
+
+
+def _left_out(selectors: Sequence[str]) -> Sequence[str]:
+    from stapsdtd.cli.frequent import left_out  # noqa: PLC0415 (signatures and selectors cost 40 ms)
+
+    return left_out(selectors)
 
 
 process_options = _choosing()

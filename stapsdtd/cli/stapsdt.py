@@ -21,6 +21,32 @@ from stapsdtd.cli.options import Server
 from stapsdtd.cli.render import discard_output, point_at, print_stderr
 from stapsdtd.errors import StapsdtdError
 
+_OPTIONS = {
+    "scope.pids": "--pid",
+    "scope.follow": "--follow",
+    "scope.exclude_pids": "--exclude-pid",
+    "scope.uids": "--uid",
+    "scope.execnames": "--execname",
+    "scope.cgroups": "--cgroup",
+    "scope.containers": "--container",
+    "pids": "--pid",
+    "cgroups": "--cgroup",
+    "containers": "--container",
+    "files": "--file",
+    "fields": "--fields",
+    "where": "--where",
+    "queue_bytes": "--queue",
+    "kernel_buffer_kib": "--buffer",
+    "aggregation.by": "--by",
+    "aggregation.value": "VALUE",
+    "aggregation.functions": "the functions",
+    "aggregation.interval_ms": "--interval",
+    "span.start_selectors": "START",
+    "span.start_where": "--start-where",
+    "span.key": "--key",
+}
+"""What fields of requests are called here."""
+
 COMPLETION_VARIABLE = "_STAPSDT_COMPLETE"
 
 _P = ParamSpec("_P")
@@ -154,12 +180,14 @@ def run(arguments: list[str] | None = None) -> int:
 
         is_refused = isinstance(error, AccessDeniedError | LimitReachedError)
         hint = "; run 'stapsdt info' to see your rights" if is_refused else ""
-        print_stderr(f"{error}{hint}")
+        violations = error.violations if isinstance(error, InvalidRequestError) else ()
+        told = "; ".join(f"{_OPTIONS.get(each.field, each.field)}: {each.description}" for each in violations)
+        print_stderr(f"{told or error}{hint}")
         if isinstance(error, InvalidTargetError):
             return 2
         if not isinstance(error, InvalidRequestError):
             return 1
-        for violation in error.violations:
+        for violation in violations:
             if violation.excerpt and sys.stderr.isatty():
                 point_at(violation.excerpt, violation.caret)
         return 2

@@ -109,7 +109,7 @@ class HumanOutput:
 
     def loss(self, loss: Loss) -> None:
         if losses := self._losses.add(loss):
-            advice = "; ".join(_ADVICE[stage] for stage in losses if stage in _ADVICE)
+            advice = "; ".join(filter(None, (_advice(stage, self._losses.per_second(stage)) for stage in losses)))
             print_stderr(f"LOST {_format_stages(losses)}" + (f": {advice}" if advice else ""))
 
     def changed(self, sites: Sequence[SiteStatus]) -> None:
@@ -156,9 +156,28 @@ _ADVICE = {
     LossStage.QUEUE.value: (
         "they come faster than this can print them; 'stapsdt top' counts them, and --json -o FILE writes more of them"
     ),
-    LossStage.KERNEL_BUFFER.value: "a larger --buffer holds longer bursts",
+    LossStage.QUOTA.value: (
+        "they exceed what your role may have, or your part of a processor while others want the server; "
+        "'stapsdt info' shows your role, and 'stapsdt count' adds hits up where they happen"
+    ),
     LossStage.FILTER.value: "they come faster than the server evaluates what is not tested at the hit, such as strings",
 }
+
+
+_READABLE_PER_SECOND = 500_000
+"""About as many as a processor reads; what fires faster overflows a buffer of any size."""
+
+
+def _advice(stage: str, lost_per_second: float) -> str:
+    """Return what helps against losses; empty if nothing is known to."""
+    if stage != LossStage.KERNEL_BUFFER.value:
+        return _ADVICE.get(stage, "")
+    if lost_per_second > _READABLE_PER_SECOND:
+        return (
+            "they come faster than any buffer helps: 'stapsdt count' adds hits up where they happen; or name fewer "
+            "probes, or use --where"
+        )
+    return "a larger --buffer holds longer bursts"
 
 
 class _Losses:
@@ -167,14 +186,22 @@ class _Losses:
     def __init__(self) -> None:
         self._reported_at = float("-inf")
         self._unreported: dict[str, int] = {}
+        self._since = time.monotonic()
+        self._per_second: dict[str, float] = {}
+
+    def per_second(self, stage: str) -> float:
+        """Return how many were lost a second, as of the last report."""
+        return self._per_second.get(stage, 0)
 
     def add(self, loss: Loss) -> dict[str, int] | None:
         """Return the events lost since the last report, by stage, or None if it is too early for another one."""
         self._unreported[loss.stage.value] = self._unreported.get(loss.stage.value, 0) + loss.count
         if time.monotonic() - self._reported_at < _SECONDS_BETWEEN_LOSSES:
             return None
-        self._reported_at = time.monotonic()
+        self._reported_at = now = time.monotonic()
         losses, self._unreported = self._unreported, {}
+        seconds, self._since = max(now - self._since, _SECONDS_BETWEEN_LOSSES / 10), now
+        self._per_second = {stage: count / seconds for stage, count in losses.items()}
         return losses
 
 
@@ -246,6 +273,8 @@ def print_unmatched(hints: Hints) -> None:
         _print_record({"evaluated_late": dict(hints.evaluated_late)})
     if hints.added_late:
         _print_record({"added_late": dict(hints.added_late)})
+    if hints.conditions:
+        _print_record({"conditions": list(hints.conditions)})
     if hints.left_out:
         _print_record({"left_out": hints.left_out})
     if hints.shared_files:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -12,9 +14,12 @@ from typing import TYPE_CHECKING
 from stapsdtd.catalog.selectors import normalized, parse
 from stapsdtd.cli import frequent
 from stapsdtd.cli.function_selectors import functions_of
+from stapsdtd.cli.known_signatures import own_folder
 from stapsdtd.cli.render import plural, print_stderr
+from stapsdtd.cli.silence import conditions
 from stapsdtd.client import ClientError, InventoryState, NotFoundError, SiteState
 from stapsdtd.runtime.text import escape
+from stapsdtd.signatures import Catalog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from stapsdtd.signatures import Declared
     from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
+_BPFTRACE = re.compile(r"usdt:(/[^:]*):([^:]+(?::[^:]+)?)")
 _SUGGESTIONS = 3
 _SIMILARITY = 0.75
 _SHOWN_FILES = 3
@@ -56,7 +62,7 @@ class Hints:
     that a command is going to map cannot be armed before it does. evaluated_late: why parts of the filter are not
     evaluated at the hit. added_late: why the server adds up hits itself, with the numbers of sites. shared_files: which
     other processes run, too, that pay for their hits though only those of followed ones are wanted. left_out: which
-    frequent probes are, as a sentence, or empty.
+    frequent probes are, as a sentence, or empty. conditions: when probes fire that selectors name.
     """
 
     selectors: tuple[Unmatched, ...] = ()
@@ -66,6 +72,7 @@ class Hints:
     added_late: Mapping[str, int] = field(default_factory=dict)
     shared_files: Sequence[str] = ()
     left_out: str = ""
+    conditions: Sequence[str] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -80,7 +87,16 @@ class Hints:
         adding = [] if late else [escape(added_late(reason, sites)) for reason, sites in self.added_late.items()]
         hidden = [self.hidden] if self.hidden else []
         left_out = [self.left_out] if self.left_out else []
-        return [*map(str, self.selectors), *hidden, *left_out, *unusable, *late, *adding, *self._shared]
+        return [
+            *map(str, self.selectors),
+            *hidden,
+            *left_out,
+            *unusable,
+            *late,
+            *adding,
+            *self._shared,
+            *map(escape, self.conditions),
+        ]
 
     @property
     def _shared(self) -> list[str]:
@@ -155,6 +171,7 @@ async def subscribed(
                 evaluated_late=subscription.evaluated_late,
                 added_late=subscription.added_late,
                 shared_files=_shared_files(subscription, options),
+                conditions=_conditions(selectors, subscription.sites),
                 left_out=frequent.hint(options.exclude, _providers(selectors, subscription.sites)),
             ),
         )
@@ -171,6 +188,17 @@ def _shared_files(subscription: AsyncSubscription, options: SubscribeOptions) ->
     """Return the files that are patched in all processes, since any that is followed may execute or load them."""
     armed = (site.path for site in subscription.sites if site.state is SiteState.ARMED)
     return tuple(dict.fromkeys(armed)) if options.follow else ()
+
+
+def _conditions(selectors: Sequence[Resolved], sites: Sequence[SiteStatus]) -> list[str]:
+    """Return what is known of when the probes fire that selectors name without globs."""
+    named = [selector for each in selectors if not (selector := parse(each.text)).name.is_glob]
+    probes = [
+        (site.provider, site.name)
+        for site in sites
+        if any(each.matches_provider(site.provider) and each.matches_name(site.name) for each in named)
+    ]
+    return conditions(Catalog(own_folder()), probes)
 
 
 def _providers(selectors: Sequence[Resolved], sites: Sequence[SiteStatus]) -> set[str]:
@@ -244,6 +272,9 @@ def why_unmatched(
     names = {name for provider, name in known if selector.matches_provider(provider)}
     text = selector.text.removesuffix("()")
     provider, name = text.partition("(")[0].split(":")[0], selector.name.text
+    if (of_bpftrace := _BPFTRACE.fullmatch(text)) is not None:
+        path, probe = of_bpftrace.groups()
+        return Unmatched(text, f"write bpftrace's usdt:PATH:PROBE as: {probe} --file {shlex.quote(path)}")
     if not known:
         return Unmatched(text, f"no {where} has static probes yet")
     if any(selector.matches_provider(each) and selector.matches_name(other) for each, other in known - running):

@@ -75,6 +75,7 @@ class FakeServer(StapsdtServiceServicer):
     break_after: the next stream is cut with UNAVAILABLE after so many messages.
     refuse: the next request is aborted with this.
     refuse_list: ListProbes is aborted with this.
+    list_waits_for: the type of a request that ListProbes waits for.
     refuse_unsubscribe: as many calls of Unsubscribe are aborted as asked too often.
     refuse_after_break: the same for the first request after a stream was cut.
     """
@@ -96,6 +97,7 @@ class FakeServer(StapsdtServiceServicer):
         self.refuse: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
         self.refuse_unsubscribe = 0
         self.refuse_list: tuple[grpc.StatusCode, str] | None = None
+        self.list_waits_for = ""
         self.refuse_after_break: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
         self.requests: list[Any] = []
         self.news = threading.Condition()
@@ -185,6 +187,8 @@ class FakeServer(StapsdtServiceServicer):
 
     def ListProbes(self, request: Any, context: Any) -> pb.ListProbesResponse:  # noqa: N802
         self._begin(request, context)
+        if self.list_waits_for:
+            self.wait_for(self.list_waits_for)
         if self.refuse_list is not None:
             context.abort(*self.refuse_list)
         return self.listing

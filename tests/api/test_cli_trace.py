@@ -210,13 +210,11 @@ def test_a_forgotten_subscription_is_a_failure_with_a_summary(server: FakeServer
 def test_the_stream_is_open_before_hints_are_looked_for(server: FakeServer) -> None:
     """They may take longer than the lease."""
     server.fire()
+    server.list_waits_for = "StreamRequest"
     with starting("--server", server.target, "trace", "app:none", "--count", "1") as start:
         status, out, err = finish(start())
     assert (status, len(out)) == (0, 1)
     assert any("no such probe" in line or "no running program" in line for line in err)
-    asked = [type(request).__name__ for request in server.requests]
-    hints = len(asked) - 1 - asked[::-1].index("ListProbesRequest")
-    assert asked.index("SubscribeRequest") < asked.index("StreamRequest") < hints
 
 
 def test_a_count_without_an_account_shows_what_it_knows(server: FakeServer) -> None:
@@ -552,7 +550,7 @@ def wrong_where() -> status_pb2.Status:
 
 def test_wrong_expression_is_one_line(server: FakeServer, trace: Start) -> None:
     server.refuse = wrong_where()
-    line = "stapsdt: where: unexpected '='; write == (column 7)"
+    line = "stapsdt: --where: unexpected '='; write == (column 7)"
     assert finish(trace("--where", "\x1barg0 = 5")) == (2, [], [line])
 
 
@@ -576,6 +574,38 @@ def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trac
 def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Start) -> None:
     server.refuse = bad_request("selectors[0]", "a colon is missing")
     assert finish(trace()) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])
+
+
+@pytest.mark.parametrize(
+    ("count", "stage", "advice"),
+    [
+        (10, pb.Loss.STAGE_KERNEL_BUFFER, "LOST 10 events in kernel_buffer: a larger --buffer holds longer bursts"),
+        (50_000_000, pb.Loss.STAGE_KERNEL_BUFFER, "they come faster than any buffer helps: 'stapsdt count' adds"),
+        (10, pb.Loss.STAGE_QUOTA, "they exceed what your role may have, or your part of a processor"),
+    ],
+)
+def test_advice_fits_the_loss(server: FakeServer, trace: Start, count: int, stage: int, advice: str) -> None:
+    server.lose(count, stage)
+    server.fire()
+    _, _, err = finish(trace("--count", "1"))
+    assert any(advice in line for line in err), err
+
+
+def test_messages_speak_of_options(server: FakeServer, trace: Start) -> None:
+    server.refuse = bad_request("scope.pids", "there is no process 5")
+    assert finish(trace("--pid", "5")) == (2, [], ["stapsdt: --pid: there is no process 5"])
+
+
+def test_when_a_named_probe_fires_is_told_at_the_start(server: FakeServer) -> None:
+    site = armed()
+    site.provider, site.name = "python", "function__entry"
+    server.sites = [site]
+    server.fire()
+    with starting("--server", server.target, "trace") as start:
+        _, _, err = finish(start("python:function__entry", "--count", "1", "--no-signatures"))
+        assert [line for line in err if "CPython 3.11 fires it only" in line], err
+        _, _, err = finish(start("python:f*", "--count", "1", "--no-signatures"))
+        assert not [line for line in err if "CPython 3.11 fires it only" in line], err
 
 
 def test_background_job_of_a_script_ends_when_it_is_told_to(server: FakeServer) -> None:

@@ -129,7 +129,7 @@ def test_info_and_doctor(daemon: Daemon, engine: str) -> None:
         (["trace", "no-such-probe", "--no-wait"], 1, "no-such-probe: no such probe yet"),
         (["trace", f"{TICKER}:tick", "--pid", str(2**22 + 1)], 2, "there is no process 4194305"),
         (["trace", "a:b(arg0:float)"], 2, "arg0:float"),
-        (["trace", "a:b", "--where", "arg0 > > 1"], 2, "where: unexpected '>'"),
+        (["trace", "a:b", "--where", "arg0 > > 1"], 2, "--where: unexpected '>'"),
         (["nothing"], 2, "nothing"),
     ],
 )

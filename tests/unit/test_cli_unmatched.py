@@ -35,6 +35,8 @@ PROBES = [
         ("my-app:strt()", "no such probe yet", ("start",)),
         ("mysql:*", "no running program has a provider mysql yet", ()),
         ("postgresql:::zzz", "no such probe yet", ()),
+        ("usdt:/opt/a b:app:hit", "write bpftrace's usdt:PATH:PROBE as: app:hit --file '/opt/a b'", ()),
+        ("usdt:/bin/app:hit", "write bpftrace's usdt:PATH:PROBE as: hit --file /bin/app", ()),
         ("postgresql::main:query__start", "no such probe in the selected processes, modules and functions yet", ()),
     ],
 )
