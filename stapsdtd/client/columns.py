@@ -40,7 +40,9 @@ def _column(column: pb.Column, count: int) -> Column:
     unavailable = _array(column.unavailable, "u1", count) != 0 if column.unavailable else None
     if column.type in {pb.Column.TYPE_STRING, pb.Column.TYPE_BYTES}:
         truncated = _array(column.truncated, "u1", count) != 0 if column.truncated else None
-        return StringColumn(column.data, _array(column.ends, "<u4", count), unavailable, truncated)
+        return StringColumn(
+            column.data, _array(column.ends, "<u4", count), unavailable, truncated, column.type == pb.Column.TYPE_BYTES
+        )
     if column.type not in _NUMBERS:
         raise ProtocolError(f"the server sent column type {column.type}, which this client does not know")
     return NumberColumn(_array(column.data, _NUMBERS[column.type], count), unavailable)
