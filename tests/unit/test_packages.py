@@ -27,6 +27,7 @@ _CLIENT = "deploy/client"
 _OBJECT = "stapsdtd/capture/bpf/stapsdt.bpf.o"
 _PROTOS = {f"stapsdtd/v1/{name}.proto" for name in ("kernel_functions", "stapsdt")}
 _DAEMON_ONLY = {"hpack", "prometheus-client", "psutil", "pyelftools", "pyroute2"}
+_NEEDS_EXTRA = "stapsdtd.client.arrow"
 _HOST_CHECKS = "stapsdtd.cli.doctor"
 """It looks whether the daemon's modules are there before it imports them."""
 
@@ -79,12 +80,12 @@ def programs(wheel: Path) -> set[str]:
         return {each.filename.rpartition("/")[2] for each in found}
 
 
-def requirements(wheel: Path) -> dict[str, Requirement]:
+def requirements(wheel: Path, extra: str = "") -> dict[str, Requirement]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(name))
     found = map(Requirement, metadata.get_all("Requires-Dist", []))
-    return {each.name: each for each in found if each.marker is None or each.marker.evaluate({"extra": ""})}
+    return {each.name: each for each in found if each.marker is None or each.marker.evaluate({"extra": extra})}
 
 
 def test_the_sdist_has_what_the_packages_are_made_of_and_nothing_that_is_made(built: Built) -> None:
@@ -134,7 +135,9 @@ def test_the_readme_names_what_is_required(built: Built) -> None:
     assert {name for name in named if name.endswith("*")} == {
         f"{name}*" for name in daemon - client - {"stapsdtd-client"}
     }
-    assert {name for name in named if not name.endswith("*")} == client
+    assert {name for name in named if not name.endswith(("*", "†"))} == client
+    optional = requirements(built.client, extra="pandas").keys() - client
+    assert {name for name in named if name.endswith("†")} == {f"{name}†" for name in optional}
 
 
 def test_the_client_imports_nothing_of_the_daemon(built: Built) -> None:
@@ -187,7 +190,7 @@ def run(site: Path, *command: str) -> str:
 
 def import_all(site: Path, wheel: Path) -> None:
     names = sorted(name[:-3].replace("/", ".").removesuffix(".__init__") for name in files(wheel) if name[-3:] == ".py")
-    modules = [name for name in names if not name.endswith(".__main__")]
+    modules = [name for name in names if not name.endswith(".__main__") and name != _NEEDS_EXTRA]
     assert len(modules) > 20
     run(site, "python", "-c", f"from importlib import import_module\nfor name in {modules}: import_module(name)")
 
