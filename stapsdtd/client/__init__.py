@@ -22,6 +22,7 @@ from stapsdtd.client.aio import AsyncClient, AsyncSubscription
 from stapsdtd.client.column_batch import Column, ColumnBatch, NumberColumn, StringColumn
 from stapsdtd.client.errors import (
     AccessDeniedError,
+    AllRefusedError,
     CallCancelledError,
     ClientError,
     InvalidAggregateError,
@@ -120,6 +121,7 @@ __all__ = [
     "Account",
     "Address",
     "Aggregate",
+    "AllRefusedError",
     "Argument",
     "Arming",
     "ArrayShape",

@@ -264,7 +264,10 @@ class AsyncSubscription(SubscriptionState):
         """Yield everything that the stream carries, in order; the last message is an End.
 
         from_seq: the first number to send, of events or snapshots; of each clause, or by its tag.
+
+        Raises AllRefusedError if sites match, and all of them are refused; others that appear later would be armed.
         """
+        self._check_refused()
         self._resume_at(from_seq)
         if from_seq is not None and self._opened is not None:
             # it begins elsewhere

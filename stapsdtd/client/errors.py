@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from stapsdtd.errors import ServerStoppingError, StapsdtdError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class ClientError(StapsdtdError):
@@ -27,6 +27,16 @@ class InvalidAggregateError(ClientError):
 
 class InvalidTargetError(ClientError):
     """The address is malformed or requires TLS, or the files of Tls cannot be used."""
+
+
+class AllRefusedError(ClientError):
+    """Every site that matches was refused, so that no event is to be expected. reasons: of each site."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        others = len(reasons) - 1
+        more = f", and {others} more" if others else ""
+        super().__init__(f"every site that matches was refused: {reasons[0]}{more}")
+        self.reasons = tuple(reasons)
 
 
 class ProtocolError(ClientError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stapsdtd.client import decode
 from stapsdtd.client.errors import (
+    AllRefusedError,
     Call,
     LimitReachedError,
     ProtocolError,
@@ -172,6 +173,11 @@ class SubscriptionState:
             self.account, self.clause_accounts = account, decode.clause_accounts(response.clauses)
             self.open_spans = decode.open_by_tag(response.clauses)
         return account
+
+    def _check_refused(self) -> None:
+        """Raises AllRefusedError if sites match, and all of them are refused now."""
+        if self._sites and all(site.state is SiteState.REFUSED for site in self._sites.values()):
+            raise AllRefusedError([site.reason for site in self._sites.values()])
 
     def _resume_at(self, from_seq: int | Mapping[str, int] | None) -> None:
         """Begin the next stream there; see `messages` of the subscriptions."""

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from stapsdtd.client import (
+    AllRefusedError,
     Client,
     Constant,
     Descriptions,
@@ -150,6 +151,16 @@ def test_a_value_that_is_unavailable_is_none_and_says_why(server: FakeServer, cl
         (only,) = islice(subscription.events(), 1)
     assert only.values == (1, None)
     assert only.unavailable == {1: "page not resident"}
+
+
+def test_who_waits_for_events_is_told_that_no_site_is_armed(server: FakeServer, client: Client) -> None:
+    server.sites = [armed(number, pb.SiteStatus.STATE_REFUSED, f"no room {number}") for number in (1, 2)]
+    with client.subscribe("*:*") as subscription:
+        for reading in (subscription.events, subscription.columns, subscription.messages):
+            with pytest.raises(AllRefusedError) as raised:
+                next(iter(reading()))
+            assert str(raised.value) == "every site that matches was refused: no room 1, and 1 more"
+            assert raised.value.reasons == ("no room 1", "no room 2")
 
 
 def test_columns_are_views(server: FakeServer, client: Client) -> None:
