@@ -3,8 +3,9 @@
     -4@$5 8@-16(%rbp) 8f@%rax -4@NBuffers(%rip)
 
 Each argument is `N[f]@operand`: N is the value's size in bytes, negative for signed; `f` marks floating point
-(sys/sdt.h and systemtap's wiki, UserSpaceProbeImplementation). Operands of arm and aarch64 contain spaces,
-`8@[sp, 96]`, so the string is split where the next `N[f]@` begins.
+(sys/sdt.h and systemtap's wiki, UserSpaceProbeImplementation). Any of them may lack `N[f]@`, as in old notes and
+hand-written assembly: `8@$10 %rdi 4@%eax` has three. Operands of arm and aarch64 contain spaces, but in brackets alone,
+`8@[sp, 96]`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _MAX_SIZE = 1 << 20
 _MAX_VALUE_BYTES = 4096
 """Of a value that is delivered as raw bytes, such as a struct."""
 
-_BARE_OPERAND = re.compile(r"(?:\[[^\[\]]*\]|\([^()]*\)|\S)+")
-"""A run without spaces, except inside brackets; brackets do not nest, which keeps the search linear."""
+_BRACKETED = re.compile(r"\[[^\[\]]*\]|\([^()]*\)")
+_OPERAND = re.compile(rf"(?:{_BRACKETED.pattern}|,\s+|\S)+")
+"""A run without spaces, except in brackets and behind commas; brackets do not nest, which keeps the search linear."""
 
 
 def parse_arguments(text: str, architecture: str) -> tuple[Argument, ...]:
@@ -40,15 +42,23 @@ def parse_arguments(text: str, architecture: str) -> tuple[Argument, ...]:
 
 def _arguments(text: str, architecture: str) -> Iterator[Argument]:
     prefixes = list(_PREFIX.finditer(text))
-    before = text[: prefixes[0].start()] if prefixes else text
-    for bare in _BARE_OPERAND.finditer(before):
-        yield _unsized(bare[0], architecture)
+    for operand in _operands(text[: prefixes[0].start()] if prefixes else text):
+        yield _unsized(operand, architecture)
     ends = [prefix.start() for prefix in prefixes[1:]] + [len(text)]
     for prefix, end in zip(prefixes, ends, strict=False):
-        yield _sized(text[prefix.start() : end].strip(), prefix, text[prefix.end() : end].strip(), architecture)
+        operand, *unsized = _operands(text[prefix.end() : end]) or [""]
+        yield _sized(prefix, operand, architecture)
+        for other in unsized:
+            yield _unsized(other, architecture)
 
 
-def _sized(text: str, prefix: re.Match[str], operand_text: str, architecture: str) -> Argument:
+def _operands(text: str) -> list[str]:
+    """Split at spaces. A text with a bracket too many stays whole: where its operands end is unknown."""
+    text = text.strip()
+    return [text] if set("[]()") & set(_BRACKETED.sub("", text)) else _OPERAND.findall(text)
+
+
+def _sized(prefix: re.Match[str], operand_text: str, architecture: str) -> Argument:
     digits = prefix["size"].lstrip("0")
     size = int(digits or "0") if len(digits) <= len(str(_MAX_SIZE)) else _MAX_SIZE + 1
     signed = bool(prefix["minus"])
@@ -67,7 +77,7 @@ def _sized(text: str, prefix: re.Match[str], operand_text: str, architecture: st
             operand = Unavailable(f"{size} bytes are in two registers, but the note names only one")
         if is_float and isinstance(operand, Constant | Address):
             operand = Unavailable("a constant cannot be a floating-point number")
-    return Argument(text, size, signed, is_float, operand)
+    return Argument(prefix[0] + operand_text, size, signed, is_float, operand)
 
 
 def _unsized(text: str, architecture: str) -> Argument:

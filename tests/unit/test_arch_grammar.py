@@ -78,6 +78,34 @@ def test_old_and_new_arguments_in_one_note() -> None:
     assert [argument.text for argument in arguments] == ["%rax", "(%rbx, %rcx, 4)", "$5", "4@%edi"]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "arguments"),
+    [
+        ("x86-64", ["8@$10", "%rdi", "4@%eax"]),
+        ("x86-64", ["%rdi", "4@%eax", "-8(%rbp, %rcx, 4)", "$-3", "-1@%al"]),
+        ("x86-64", ["4@$1", "$2", "$3", "counter+8(%rip)"]),
+        ("i386", ["-4@%esi", "%edi", "hidden@GOTOFF(%eax)", "2@%ax"]),
+        ("aarch64", ["8@[sp, 96]", "x0", "[x0, x1, lsl 3]", "5", "4@w1"]),
+        ("arm", ["4@[fp, #-8]", "#5", "[r2, r0, lsl #2]", "4@r0"]),
+        ("ppc64le", ["8@8(3)", "4", "-4@i42"]),
+        ("s390x", ["8@0(%r5,%r4)", "%r2", "-4@71"]),
+        ("riscv64", ["-4@-88(s0)", "a1", "8@a0"]),
+        ("loongarch64", ["8@$r4, 8", "$r5", "[$r4, 8]", "4@$r6"]),
+    ],
+)
+def test_arguments_with_and_without_a_size_in_any_order(architecture: str, arguments: list[str]) -> None:
+    for turn in range(len(arguments)):
+        turned = arguments[turn:] + arguments[:turn]
+        parsed = parse_arguments(" ".join(turned), architecture)
+        assert [argument.text for argument in parsed] == turned
+        assert not [argument for argument in parsed if isinstance(argument.operand, Unavailable)]
+
+
+@pytest.mark.parametrize("text", ["8@[sp, 96 4", "8@(%rax 5", "8@%rax) 5 6", "[x0 5"])
+def test_with_a_bracket_too_many_nobody_knows_where_an_operand_ends(text: str) -> None:
+    assert reason(text, "aarch64")
+
+
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 12, 16, 24, 32, 4096])
 def test_values_of_other_sizes_are_in_memory(size: int) -> None:
     (argument,) = parse_arguments(f"{size}@(%rax)", "x86-64")
