@@ -121,7 +121,7 @@ class Argument(Struct, frozen=True, gc=False):
 class Site(Struct, frozen=True, gc=False):
     """A place in an object where a probe can fire. semaphore_offset is None if the note has no semaphore.
 
-    nop_bytes: length of the nop there.
+    nop_bytes: length of the nop there. refused: why no kernel can arm it.
     """
 
     provider: Name
@@ -131,6 +131,7 @@ class Site(Struct, frozen=True, gc=False):
     function: FunctionName | None
     arguments: tuple[Argument, ...]
     nop_bytes: Annotated[int, Meta(ge=1, le=LONGEST_NOP_BYTES)]
+    refused: Reason | None = None
 
     def __hash__(self) -> int:
         # sites that differ differ in these, and dictionaries of thousands of sites are made while a client waits

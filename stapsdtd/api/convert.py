@@ -51,7 +51,7 @@ def probe(probe: Probe, nops: NopRewriting) -> pb.Probe:
     message.pids.extend(probe.pids)
     foreign = why_foreign(probe.object.parsed.architecture)
     for site_message, site in zip(message.sites, probe.sites, strict=True):
-        site_message.refused = foreign or nops.why_not(site.nop_bytes) or ""
+        site_message.refused = site.refused or foreign or nops.why_not(site.nop_bytes) or ""
     return message
 
 

@@ -86,8 +86,7 @@ def _parse_displacement(text: str, base: str) -> Operand | None:
     return parse_memory(text, base, word_bytes=_WORD_BYTES) if isinstance(parse_value(text), Constant) else None
 
 
-# Thumb's nops are left out: the kernel has no uprobes for Thumb code, and would overwrite two instructions with an ARM
-# breakpoint. The second one is `mov r0, r0`, before ARMv6K.
+# The second one is `mov r0, r0`, before ARMv6K; of Thumb's the second is `mov r8, r8`, the third nop.w.
 ARM = Architecture(
     name=_NAME,
     elf=("EM_ARM", 32, "<"),
@@ -97,4 +96,7 @@ ARM = Architecture(
     parse_operand=parse_operand,
     pt_regs=numbered(f"r{number}" for number in range(15)) | {"r15": 32},
     program_counter="r15",
+    unpatchable_nop_length=one_of("00bf", "c046", "aff30080"),
+    why_unpatchable="it is Thumb code, in which the kernel has no uprobes: it would write ARM's breakpoint over two "
+    "instructions; compile the program with -marm",
 )

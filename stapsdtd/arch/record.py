@@ -40,6 +40,7 @@ class CallingConvention:
 class Architecture:
     """elf: e_machine, the class in bits and the byte order of its files. machine: `uname -m` of hosts that run its code
     natively, empty if the daemon supports none. word_bytes: the size of a register and of a pointer.
+    unpatchable_nop_length: of nops in which the kernel has no uprobes, for the reason why_unpatchable.
 
     parse_operand: None if its operands are not supported. pt_regs: where the kernel saves each register at a probe, as
     an index of words in struct pt_regs (arch/*/include/uapi/asm/ptrace.h); a 32-bit process's are saved in the host's
@@ -58,6 +59,8 @@ class Architecture:
     program_counter: str | None = None
     tracefs: Mapping[str, str] = field(default_factory=dict)
     calls: CallingConvention | None = None
+    unpatchable_nop_length: NopLength | None = None
+    why_unpatchable: str = ""
 
 
 def one_of(*nops: str) -> NopLength:

@@ -27,7 +27,7 @@ from stapsdtd.model import FileOffset, Vaddr
 ByteOrder = Literal["<", ">"]
 
 SHT_SYMTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 7, 8, 11
-PT_LOAD, PT_NOTE = 1, 4
+PT_LOAD, PT_NOTE, PT_GNU_RELRO = 1, 4, 0x6474E552
 PF_X, PF_W = 1, 2
 
 _SHN_XINDEX = 0xFFFF

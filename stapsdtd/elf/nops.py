@@ -7,19 +7,29 @@ its length (`kernel.nops`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from stapsdtd.arch import ARCHITECTURES
 from stapsdtd.elf.notes import UnusableNoteError
 
 
-def nop_bytes(architecture: str, code: bytes) -> int:
-    """Return the length in bytes of the nop that code begins with. Raises UnusableNoteError if there is none.
+class Nop(NamedTuple):
+    """A nop's length in bytes, and why no kernel can patch it, if so."""
+
+    length: int
+    refused: str | None = None
+
+
+def nop_at(architecture: str, code: bytes) -> Nop:
+    """Return the nop that code begins with. Raises UnusableNoteError if there is none.
 
     code: LONGEST_NOP_BYTES of the file at the location, or fewer at the segment's end.
     """
     known = ARCHITECTURES.get(architecture)
     if known is None:
         raise UnusableNoteError(f"the nop of {architecture} is unknown, so a probe could corrupt the program")
-    length = known.nop_length(code)
-    if not 0 < length <= len(code):
-        raise UnusableNoteError(f"no nop at the location: bytes {code[:8].hex(' ') or 'missing'}")
-    return length
+    if 0 < (length := known.nop_length(code)) <= len(code):
+        return Nop(length)
+    if known.unpatchable_nop_length and (length := known.unpatchable_nop_length(code)):
+        return Nop(length, known.why_unpatchable)
+    raise UnusableNoteError(f"no nop at the location: bytes {code[:8].hex(' ') or 'missing'}")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from stapsdtd.arch import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
-from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container
-from stapsdtd.elf.nops import nop_bytes
+from stapsdtd.elf.container import PT_GNU_RELRO, PT_LOAD, SHT_NOTE, Container
+from stapsdtd.elf.nops import nop_at
 from stapsdtd.elf.notes import (
     NT_STAPSDT,
     STAPSDT_OWNER,
@@ -19,9 +19,9 @@ from stapsdtd.elf.notes import (
     UnusableNoteError,
     iter_notes,
 )
-from stapsdtd.elf.segments import LoadSegments
+from stapsdtd.elf.segments import LoadSegments, Semaphore
 from stapsdtd.elf.symbols import enclosing_functions, symbol_addresses
-from stapsdtd.model import LONGEST_NOP_BYTES, SEMAPHORE_BYTES, Argument, FileOffset, Problem, Site, Unavailable, Vaddr
+from stapsdtd.model import LONGEST_NOP_BYTES, Argument, FileOffset, Problem, Site, Unavailable, Vaddr
 
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20
@@ -39,6 +39,7 @@ class _Located(NamedTuple):
     site_offset: FileOffset
     nop_bytes: int
     semaphore_offset: FileOffset | None
+    refused: str | None
 
 
 def read_sites(
@@ -60,6 +61,7 @@ def read_sites(
             function,
             symbol_resolver.resolve(note),
             note.nop_bytes,
+            note.refused,
         )
         for note, function in zip(located, functions, strict=True)
     )
@@ -110,6 +112,7 @@ def _located(container: Container, problems: list[Problem]) -> Iterator[_Located
     reader = DescriptorReader(container.architecture, container.word_bytes, container.byte_order)
     resolver = _Resolver(container)
     seen: dict[tuple[FileOffset, str, str], _Located] = {}
+    armable: dict[FileOffset, _Located] = {}
     for descriptor in _descriptors(container, problems):
         texts = None
         try:
@@ -118,12 +121,21 @@ def _located(container: Container, problems: list[Problem]) -> Iterator[_Located
             note = resolver.locate(addresses, texts)
             first = seen.setdefault((note.site_offset, texts.provider, texts.name), note)
             if first is note:
-                yield note
+                yield note if note.refused else _with_one_semaphore(note, armable.setdefault(note.site_offset, note))
             elif first != note:
                 problems.append(Problem(texts.provider, texts.name, _CONFLICT))
         except UnusableNoteError as error:
             provider, name = (texts.provider, texts.name) if texts else (error.provider, error.name)
             problems.append(Problem(provider, name, error.reason))
+
+
+def _with_one_semaphore(note: _Located, first: _Located) -> _Located:
+    """Refuse a note if the first one at its nop has another semaphore: the kernel takes one for each instruction."""
+    if note.semaphore_offset == first.semaphore_offset:
+        return note
+    has = "has no semaphore" if first.semaphore_offset is None else "has another semaphore"
+    same = f"{first.texts.provider}:{first.texts.name}, whose note is at the same nop, {has}"
+    return note._replace(refused=f"{same}, and the kernel takes only one for an instruction")
 
 
 def _descriptors(container: Container, problems: list[Problem]) -> Iterator[bytes]:
@@ -157,7 +169,7 @@ class _Resolver:
         self._file = container.file
         self._architecture = container.architecture
         self._word_mask = (1 << 8 * container.word_bytes) - 1
-        self._segments = LoadSegments(container.segments(PT_LOAD))
+        self._segments = LoadSegments(container.segments(PT_LOAD), container.segments(PT_GNU_RELRO))
         base_sections = container.sections_named(b".stapsdt.base")
         self._base_vaddr = base_sections[0].address_vaddr if base_sections else None
 
@@ -165,13 +177,15 @@ class _Resolver:
         location = self._adjust(addresses.location_vaddr, addresses)
         site_offset, backed = self._segments.site_offset(location)
         code = self._file.read(site_offset, min(backed, LONGEST_NOP_BYTES))
-        length = nop_bytes(self._architecture, code)
-        semaphore_offset = None
-        if addresses.semaphore_vaddr:
-            semaphore_offset = self._segments.semaphore_offset(self._adjust(addresses.semaphore_vaddr, addresses))
-            if semaphore_offset + SEMAPHORE_BYTES > self._file.size:
-                raise UnusableNoteError(f"the semaphore's file offset {semaphore_offset:#x} is beyond the file's end")
-        return _Located(texts, location, site_offset, length, semaphore_offset)
+        nop = nop_at(self._architecture, code)
+        semaphore = self._semaphore(addresses)
+        refused = nop.refused or semaphore.refused
+        return _Located(texts, location, site_offset, nop.length, semaphore.offset, refused)
+
+    def _semaphore(self, addresses: Addresses) -> Semaphore:
+        if not addresses.semaphore_vaddr:
+            return Semaphore(None)
+        return self._segments.semaphore(self._adjust(addresses.semaphore_vaddr, addresses), self._file.size)
 
     def _adjust(self, address: Vaddr, addresses: Addresses) -> Vaddr:
         """Undo prelink, which moves sections but does not update notes: the note has the base section's old address."""

@@ -31,7 +31,7 @@ from stapsdtd.model import Argument, Operand, ParsedObject, Problem, ReadOnlySeg
 
 MAX_PROBLEMS = MAX_NOTES + 2 * MAX_SECTIONS
 
-_MAX_TEXTS = 2 * MAX_NOTES
+_MAX_TEXTS = 3 * MAX_NOTES
 _MAX_TEXTS_BYTES = 64 << 20
 """As much as MAX_NOTES_BYTES allows for notes; it fits 500,000 problems with a reason of 100 bytes each."""
 

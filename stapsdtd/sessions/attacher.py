@@ -206,7 +206,8 @@ class Attacher:
         architecture = obj.parsed.architecture
         why_not = partial(self._engine.why_not, architecture=architecture)
         return (
-            why_foreign(architecture)
+            selected.capture.site.refused
+            or why_foreign(architecture)
             or missing_argument(site_filter.wanted)
             or site_filter.why_not(why_not)
             or why_not_computed(clause.spec.aggregation, selected.capture, why_not)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from stapsdtd.elf.nops import nop_bytes
+from stapsdtd.elf.nops import nop_at
 from stapsdtd.elf.notes import UnusableNoteError
 from stapsdtd.kernel.host_calls import READ_FILE
 from stapsdtd.kernel.nops import NopRewriting
@@ -21,11 +21,11 @@ def why_not_armed(descriptor: int, architecture: str, site: Site, nops: NopRewri
     if reason is not None:
         return reason
     try:
-        length = nop_bytes(architecture, os.pread(descriptor, LONGEST_NOP_BYTES, site.site_offset))
+        nop = nop_at(architecture, os.pread(descriptor, LONGEST_NOP_BYTES, site.site_offset))
     except UnusableNoteError as error:
         return f"the file changed since it was read: {error.reason}"
     except OSError as error:
         return str(READ_FILE.of(error, "the file"))
-    if length != site.nop_bytes:
-        return f"the file changed since it was read: a nop of {length} bytes instead of {site.nop_bytes}"
-    return None
+    if nop.length != site.nop_bytes:
+        return f"the file changed since it was read: a nop of {nop.length} bytes instead of {site.nop_bytes}"
+    return nop.refused

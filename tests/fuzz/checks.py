@@ -23,7 +23,7 @@ from stapsdtd.capture.bpf.subjects import source_of
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.elf import parse_object
 from stapsdtd.elf.container import MAX_SECTIONS
-from stapsdtd.elf.nops import nop_bytes
+from stapsdtd.elf.nops import nop_at
 from stapsdtd.elf.notes import MAX_ARGUMENTS
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError, TracefsRejectedError
@@ -185,7 +185,9 @@ def _check_site(site: Site, architecture: str, file: BinaryIO, size: int) -> Non
         require("\0" not in text, f"{text!r} has a NUL")
     require(type(site.site_offset) is int and 0 <= site.site_offset < size, f"site offset {site.site_offset!r}")
     file.seek(site.site_offset)
-    require(nop_bytes(architecture, file.read(LONGEST_NOP_BYTES)) == site.nop_bytes, f"{site.site_offset:#x}: the nop")
+    require(
+        nop_at(architecture, file.read(LONGEST_NOP_BYTES)).length == site.nop_bytes, f"{site.site_offset:#x}: the nop"
+    )
     semaphore = site.semaphore_offset
     if semaphore is not None:
         require(type(semaphore) is int and 0 < semaphore <= size - SEMAPHORE_BYTES, f"semaphore offset {semaphore!r}")

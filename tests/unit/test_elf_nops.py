@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.elf.nops import nop_bytes
+from stapsdtd.elf.nops import Nop, nop_at
 from stapsdtd.elf.notes import UnusableNoteError
 from stapsdtd.model import LONGEST_NOP_BYTES
 from tests.support import require
@@ -31,15 +31,15 @@ CASES = [(length, code) for length, codes in X86_NOPS.items() for code in codes]
 @pytest.mark.parametrize("architecture", ["x86-64", "x32", "i386"])
 @pytest.mark.parametrize(("length", "code"), CASES)
 def test_nops_of_x86(architecture: str, length: int, code: str) -> None:
-    assert nop_bytes(architecture, bytes.fromhex(code)) == length
-    assert nop_bytes(architecture, bytes.fromhex(code).ljust(LONGEST_NOP_BYTES, b"\xc3")) == length
+    assert nop_at(architecture, bytes.fromhex(code)) == Nop(length)
+    assert nop_at(architecture, bytes.fromhex(code).ljust(LONGEST_NOP_BYTES, b"\xc3")) == Nop(length)
 
 
 @pytest.mark.parametrize("code", [code for _, code in CASES if len(code) > 2 and not code.endswith("90")])
 def test_a_nop_that_is_cut_off_is_none(code: str) -> None:
     for length in range(len(code) // 2):
         with pytest.raises(UnusableNoteError, match="no nop"):
-            nop_bytes("x86-64", bytes.fromhex(code)[:length])
+            nop_at("x86-64", bytes.fromhex(code)[:length])
 
 
 def test_lengths_are_those_that_binutils_finds(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_lengths_of_what_the_assembler_calls_a_nop(tmp_path: Path, length: int) 
         ["objcopy", "-O", "binary", "-j", ".text", str(tmp_path / "nop.o"), str(tmp_path / "nop")], check=True
     )
     code = (tmp_path / "nop").read_bytes()
-    assert len(code) == nop_bytes("x86-64", code) == length
+    assert len(code) == nop_at("x86-64", code).length == length
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_lengths_of_what_the_assembler_calls_a_nop(tmp_path: Path, length: int) 
     ],
 )
 def test_nops_of_others(architecture: str, code: str, length: int) -> None:
-    assert nop_bytes(architecture, bytes.fromhex(code)) == length
-    assert nop_bytes(architecture, bytes.fromhex(code).ljust(LONGEST_NOP_BYTES, b"\xff")) == length
+    assert nop_at(architecture, bytes.fromhex(code)) == Nop(length)
+    assert nop_at(architecture, bytes.fromhex(code).ljust(LONGEST_NOP_BYTES, b"\xff")) == Nop(length)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,6 @@ def test_nops_of_others(architecture: str, code: str, length: int) -> None:
         ("x86-64", "666666666666662e0f1f840000000000"[:30]),  # 16 bytes, more than an instruction has
         ("aarch64", "d503201f"),
         ("aarch64", "1f2003"),
-        ("arm", "c046"),  # Thumb: the kernel would write an ARM breakpoint
-        ("arm", "00bf"),
         ("ppc64le", "60000000"),
         ("s390x", "0007"),
     ],
@@ -109,17 +107,24 @@ def test_nops_of_others(architecture: str, code: str, length: int) -> None:
 def test_other_instructions(architecture: str, code: str) -> None:
     shown = bytes.fromhex(code)[:8].hex(" ")
     with pytest.raises(UnusableNoteError) as refused:
-        nop_bytes(architecture, bytes.fromhex(code))
+        nop_at(architecture, bytes.fromhex(code))
     assert refused.value.reason == f"no nop at the location: bytes {shown}"
+
+
+@pytest.mark.parametrize(("code", "length"), [("00bf", 2), ("c046", 2), ("aff30080", 4), ("00bf0020", 2)])
+def test_thumbs_nops_are_known_and_refused(code: str, length: int) -> None:
+    nop = nop_at("arm", bytes.fromhex(code))
+    assert nop.length == length
+    assert "Thumb code, in which the kernel has no uprobes" in str(nop.refused)
 
 
 def test_no_bytes_are_no_nop() -> None:
     with pytest.raises(UnusableNoteError, match="no nop at the location: bytes missing"):
-        nop_bytes("x86-64", b"")
+        nop_at("x86-64", b"")
 
 
 def test_an_unknown_architecture_has_no_nop() -> None:
     with pytest.raises(
         UnusableNoteError, match="the nop of machine-8 is unknown, so a probe could corrupt the program"
     ):
-        nop_bytes("machine-8", bytes(15))
+        nop_at("machine-8", bytes(15))

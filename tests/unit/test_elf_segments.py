@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import mmap
+
 import pytest
 
-from stapsdtd.model import Problem
+from stapsdtd.elf.container import PT_GNU_RELRO
+from stapsdtd.model import Problem, Site
 from tests.unit.elf_builder import (
     DATA_FILE_SIZE,
     DATA_MEMORY_SIZE,
     DATA_OFFSET,
     DATA_VADDR,
+    NOP,
     TEXT_OFFSET,
     TEXT_VADDR,
     Elf,
@@ -45,37 +49,66 @@ def test_the_kernel_arms_no_writable_code() -> None:
     assert problem(parse_notes(elf.note(), elf=elf)).reason == "the location 0x401000 is not in a code segment"
 
 
+def refused(semaphore: int, elf: Elf | None = None) -> Site:
+    """The one site of a note with that semaphore, which nobody can arm."""
+    (site,) = parse_notes((elf or Elf()).note(semaphore=semaphore), elf=elf).sites
+    assert site.refused
+    return site
+
+
 @pytest.mark.parametrize(
     ("semaphore", "reason"),
     [
         (TEXT_VADDR, "the semaphore 0x401000 is not in a writable segment"),
         (1, "the semaphore 0x1 is in no load segment"),
         (DATA_VADDR + DATA_MEMORY_SIZE, "the semaphore 0x3ff800 is in no load segment"),
-        (
-            DATA_VADDR + DATA_FILE_SIZE,
-            "the semaphore 0x3ff100 is in memory not backed by the file, out of the kernel's reach",
-        ),
-        (
-            DATA_VADDR + DATA_FILE_SIZE - 1,
-            "the semaphore 0x3ff0ff is in memory not backed by the file, out of the kernel's reach",
-        ),
         (DATA_VADDR + 1, "the semaphore's file offset 0x1001 is not a multiple of 2, or is 0"),
     ],
 )
 def test_a_semaphore_that_the_kernel_cannot_raise(semaphore: int, reason: str) -> None:
-    assert problem(parse_notes(Elf().note(semaphore=semaphore))).reason == reason
+    site = refused(semaphore)
+    assert (site.refused, site.semaphore_offset) == (reason, None)
 
 
-def test_a_semaphore_beyond_the_end_of_the_file() -> None:
-    elf = Elf(segments=[Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100), Segment(R | W, DATA_VADDR, 2**40, 0x100)])
-    reason = problem(parse_notes(elf.note(semaphore=DATA_VADDR), elf=elf)).reason
-    assert reason == "the semaphore's file offset 0x10000000000 is beyond the file's end"
+@pytest.mark.parametrize("place", [DATA_FILE_SIZE, mmap.PAGESIZE - 2])
+def test_a_semaphore_that_the_loader_clears(place: int) -> None:
+    data = Segment(R | W, DATA_VADDR - mmap.PAGESIZE, DATA_OFFSET, DATA_FILE_SIZE, 2 * mmap.PAGESIZE)
+    elf = Elf(segments=[Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100), data])
+    assert "is in .bss, which the loader clears" in str(refused(data.vaddr + place, elf).refused)
+    reason = f"the semaphore {DATA_VADDR:#x} is in memory not backed by the file, out of the kernel's reach"
+    assert refused(DATA_VADDR, elf).refused == reason
 
 
-def test_a_semaphore_at_file_offset_0() -> None:
-    elf = Elf(segments=[Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100), Segment(R | W, DATA_VADDR, 0, 0x100)])
-    reason = problem(parse_notes(elf.note(semaphore=DATA_VADDR), elf=elf)).reason
-    assert reason == "the semaphore's file offset 0x0 is not a multiple of 2, or is 0"
+def test_a_semaphore_that_the_loader_makes_read_only() -> None:
+    size = 2 * mmap.PAGESIZE
+    code = Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100)
+    data = Segment(R | W, DATA_VADDR - mmap.PAGESIZE, 0x40, size)
+    relro = Segment(R, data.vaddr + 0x20, data.offset + 0x20, mmap.PAGESIZE, kind=PT_GNU_RELRO)
+    elf = Elf(NOP * size, segments=[code, data, relro])
+    site = refused(data.vaddr, elf)
+    assert "in data that the loader makes read-only (RELRO)" in str(site.refused)
+    assert site.semaphore_offset == data.offset
+    # the end of RELRO is in a page that stays writable
+    (site,) = parse_notes(elf.note(semaphore=DATA_VADDR), elf=elf).sites
+    assert site.refused is None
+
+
+def test_a_semaphore_in_a_segment_without_a_file() -> None:
+    data = Segment(R | W, DATA_VADDR, DATA_OFFSET, 0, mmap.PAGESIZE)
+    elf = Elf(segments=[Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100), data])
+    assert "in memory not backed by the file" in str(refused(DATA_VADDR, elf).refused)
+
+
+@pytest.mark.parametrize(
+    ("offset", "reason"),
+    [
+        (2**40, "the semaphore's file offset 0x10000000000 is beyond the file's end"),
+        (0, "the semaphore's file offset 0x0 is not a multiple of 2, or is 0"),
+    ],
+)
+def test_a_semaphore_that_the_file_does_not_have(offset: int, reason: str) -> None:
+    elf = Elf(segments=[Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100), Segment(R | W, DATA_VADDR, offset, 0x100)])
+    assert refused(DATA_VADDR, elf).refused == reason
 
 
 @pytest.mark.parametrize(

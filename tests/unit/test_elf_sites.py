@@ -191,3 +191,35 @@ def test_two_notes_of_one_location_that_differ() -> None:
     assert [site.name for site in parsed.sites] == ["probe", "other"]
     reason = "another note has the same location with other arguments or another semaphore"
     assert parsed.problems == (Problem("app", "probe", reason),)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "has"),
+    [
+        (DATA_VADDR, DATA_VADDR + 2, "another semaphore"),
+        (DATA_VADDR, 0, "another semaphore"),
+        (0, DATA_VADDR, "no semaphore"),
+    ],
+)
+def test_of_two_semaphores_at_one_nop_the_second_is_refused(first: int, second: int, has: str) -> None:
+    elf = Elf()
+    notes = [(b"one", first), (b"two", second), (b"three", first)]
+    sites = parse_notes(*(elf.note(name=name, semaphore=semaphore) for name, semaphore in notes)).sites
+    assert [site.refused for site in sites] == [
+        None,
+        f"app:one, whose note is at the same nop, has {has}, and the kernel takes only one for an instruction",
+        None,
+    ]
+
+
+def test_a_note_that_is_refused_anyhow_is_in_nobodys_way() -> None:
+    elf = Elf()
+    notes = elf.note(name=b"one", semaphore=1), elf.note(name=b"two", semaphore=DATA_VADDR)
+    assert [bool(site.refused) for site in parse_notes(*notes).sites] == [True, False]
+
+
+def test_a_note_in_thumb_code() -> None:
+    elf = Elf(bytes.fromhex("00bf0020"), bits=32, machine=ARM)
+    (site,) = parse_notes(elf.note(arguments=b"4@r0"), elf=elf).sites
+    assert (site.nop_bytes, len(site.arguments)) == (2, 1)
+    assert "Thumb code, in which the kernel has no uprobes" in str(site.refused)

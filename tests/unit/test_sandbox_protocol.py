@@ -410,7 +410,7 @@ def test_columns_too_few_or_too_many(part: int) -> None:
 
 OF_NO_FIELD: tuple[object, ...] = (1.0, "", "\0", b"x", [], [[]], {}, msgpack.Ext(1, b"x"))
 FLAGS = {"signed", "is_float", "lacks_symbols"}
-OPTIONAL = {"semaphore_offset", "function", "base", "index", "symbol", "build_id"}
+OPTIONAL = {"semaphore_offset", "function", "refused", "base", "index", "symbol", "build_id"}
 
 
 @pytest.mark.parametrize(("part", "column"), columns())
