@@ -21,6 +21,8 @@ _GENERAL = {
     **{f"x{number}": f"x{number}" for number in range(31)},
     "sp": "sp", "lr": "x30", "fp": "x29", "ip0": "x16", "ip1": "x17",
 }  # fmt: skip
+_BASES = _GENERAL | {"x31": "sp"}
+"""What is a base by its number is the stack pointer, as for gdb; elsewhere, number 31 is the zero register."""
 _HALVES = {**{f"w{number}": f"x{number}" for number in range(31)}, "wsp": "sp"}
 
 _NOT_SAVED = re.compile(r"[bhsdqvz](?:[12]?[0-9]|3[01])(?:\.[0-9]*[bhsdq](?:\[[0-9]+\])?)?|p(?:1[0-5]|[0-9])|ffr")
@@ -58,21 +60,21 @@ def _parse_memory(parts: list[str]) -> Operand | None:
     base, *rest = parts
     if base in _HALVES:
         return Unavailable("a base register of 4 bytes is not supported")
-    if base not in _GENERAL:
+    if base not in _BASES:
         return Unavailable(f"the base is not a register of {_NAME}")
     match rest:
         case []:
-            return parse_memory("", _GENERAL[base])
+            return parse_memory("", _BASES[base])
         case [displacement] if _LOW_BITS.fullmatch(displacement):
             return RELOCATED
         case [index] if index in _GENERAL and index != "sp":
-            return parse_memory("", _GENERAL[base], _GENERAL[index])
+            return parse_memory("", _BASES[base], _GENERAL[index])
         case [displacement]:
-            return _parse_displacement(displacement.removeprefix("#"), _GENERAL[base])
+            return _parse_displacement(displacement.removeprefix("#"), _BASES[base])
         case [index, shift] if index in _HALVES and _EXTENSION.fullmatch(shift):
             return Unavailable(f"a 32-bit index, {index}, is not supported")
         case [index, shift] if index in _GENERAL and index != "sp" and (amount := _SHIFT.fullmatch(shift)):
-            return parse_memory("", _GENERAL[base], _GENERAL[index], 1 << int(amount[1] or "0"))
+            return parse_memory("", _BASES[base], _GENERAL[index], 1 << int(amount[1] or "0"))
         case _:
             return None
 

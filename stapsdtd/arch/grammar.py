@@ -69,12 +69,12 @@ def _sized(prefix: re.Match[str], operand_text: str, architecture: str) -> Argum
     elif is_float and size in _NUMBER_BYTES and size not in _FLOAT_BYTES:
         operand = Unavailable(f"{size}-byte floating-point numbers are not supported")
     elif size not in _NUMBER_BYTES:
-        operand = _fit_bytes(_parse_operand(operand_text, architecture)[0], size)
+        operand = _fit_bytes(_parse_operand(operand_text, architecture)[0], size, word_bytes(architecture))
     else:
         operand, width = _parse_operand(operand_text, architecture)
         operand = _fit(operand, operand_text, width, size, signed=signed)
         if isinstance(operand, Register) and size > word_bytes(architecture):
-            operand = Unavailable(f"{size} bytes are in two registers, but the note names only one")
+            operand = _in_two_registers(size)
         if is_float and isinstance(operand, Constant | Address):
             operand = Unavailable("a constant cannot be a floating-point number")
     return Argument(prefix[0] + operand_text, size, signed, is_float, operand)
@@ -93,9 +93,16 @@ def _parse_operand(text: str, architecture: str) -> tuple[Operand, int]:
     return known.parse_operand(text)
 
 
-def _fit_bytes(operand: Operand, size: int) -> Operand:
+def _in_two_registers(size: int) -> Unavailable:
+    """For the second register gcc takes the next one in an order of its own, clang any that is free."""
+    return Unavailable(f"{size} bytes are in two registers, but the note names only one")
+
+
+def _fit_bytes(operand: Operand, size: int, word_bytes: int) -> Operand:
     """A value that does not have the size of a number is delivered as raw bytes, which must be in memory."""
     match operand:
+        case Register() if word_bytes < size <= 2 * word_bytes:
+            return _in_two_registers(size)
         case Constant() | Register() | Address():
             return Unavailable(f"a value of {size} bytes is supported only in memory")
         case Memory() if not 0 < size <= _MAX_VALUE_BYTES:

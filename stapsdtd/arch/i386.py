@@ -31,7 +31,8 @@ def _general_registers() -> dict[str, Part]:
         parts |= {full: Part(full, 4), f"{letter}x": Part(full, 2)}
         parts |= {f"{letter}l": Part(full, 1), f"{letter}h": Part(full, 1, first_bit=8)}
     for name in ("si", "di", "bp", "sp"):
-        parts |= {f"e{name}": Part(f"e{name}", 4), name: Part(f"e{name}", 2)}
+        # gcc -m32 calls the lowest byte sil, a name of 64-bit code
+        parts |= {f"e{name}": Part(f"e{name}", 4), name: Part(f"e{name}", 2), f"{name}l": Part(f"e{name}", 1)}
     return parts
 
 

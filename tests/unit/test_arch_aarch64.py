@@ -63,6 +63,10 @@ def test_registers_that_are_not_saved(name: str) -> None:
         ("24+table", Address(None, 24, "table")),
         ("#counter", Address(None, 0, "counter")),
         ("x31", Address(None, 0, "x31")),
+        ("[x31,-40]", Memory("sp", -40)),
+        ("[x31]", Memory("sp")),
+        ("[sp,120]", Memory("sp", 120)),
+        ("[x29,-40]", Memory("x29", -40)),
     ],
 )
 def test_constants_memory_and_addresses(text: str, operand: Operand) -> None:
@@ -131,7 +135,7 @@ def test_arguments_of_a_real_note() -> None:
         ("8f@x1", 8, Register("x1")),
         ("8f@d0", 8, Unavailable("d0 is not among the registers saved at a probe")),
         ("16@[x2]", 16, Memory("x2")),
-        ("16@x0", 16, Unavailable("a value of 16 bytes is supported only in memory")),
+        ("16@x0", 16, Unavailable("16 bytes are in two registers, but the note names only one")),
         ("1@-56", 1, Constant(200)),
     ],
 )

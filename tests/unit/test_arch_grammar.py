@@ -110,7 +110,43 @@ def test_with_a_bracket_too_many_nobody_knows_where_an_operand_ends(text: str) -
 def test_values_of_other_sizes_are_in_memory(size: int) -> None:
     (argument,) = parse_arguments(f"{size}@(%rax)", "x86-64")
     assert (argument.size, argument.operand) == (size, Memory("rax", 0))
-    assert reason(f"{size}@%rax") == f"a value of {size} bytes is supported only in memory"
+    is_pair = 8 < size <= 16
+    in_two = f"{size} bytes are in two registers, but the note names only one"
+    assert reason(f"{size}@%rax") == (in_two if is_pair else f"a value of {size} bytes is supported only in memory")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "register", "size"),
+    [
+        ("x86-64", "%rax", 16),
+        ("i386", "%eax", 8),
+        ("aarch64", "x0", 16),
+        ("arm", "r0", 8),
+        ("ppc64le", "3", 16),
+        ("s390x", "%r2", 16),
+        ("riscv64", "a0", 16),
+        ("loongarch64", "$r4", 16),
+    ],
+)
+def test_a_struct_in_two_registers_costs_itself_alone(architecture: str, register: str, size: int) -> None:
+    first, last = parse_arguments(f"{size}@{register} -4@{register}", architecture)
+    assert first.operand == Unavailable(f"{size} bytes are in two registers, but the note names only one")
+    assert isinstance(last.operand, Register)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text"),
+    [
+        *(("x86-64", text) for text in ("[sp,120]", "[x31,-40]", "$r4,8", ".LC0", "$.LC0")),
+        *(("aarch64", text) for text in ("-40(%rbp)", "%sil", ".LC0", "#.LANCHOR0+8")),
+        *(("arm", text) for text in ("[x31,-40]", "%sil", ".L.str")),
+        *(("riscv64", text) for text in ("[sp,120]", ".L7")),
+    ],
+)
+def test_what_another_machine_or_the_assembler_alone_knows_has_a_reason(architecture: str, text: str) -> None:
+    (argument,) = parse_arguments(f"4@{text}", architecture)
+    assert isinstance(argument.operand, Unavailable)
+    assert architecture in argument.operand.reason or "a local label, which is in no" in argument.operand.reason
 
 
 @pytest.mark.parametrize("size", [0, 4097, 1 << 20])

@@ -24,12 +24,17 @@ def test_high_byte_registers(letter: str) -> None:
     assert parse_operand(f"%{letter}h") == (Register(f"e{letter}x", first_bit=8), 1)
 
 
+@pytest.mark.parametrize("name", ["si", "di", "bp", "sp"])
+def test_lowest_bytes_that_only_gcc_names(name: str) -> None:
+    assert parse_operand(f"%{name}l") == (Register(f"e{name}"), 1)
+
+
 @pytest.mark.parametrize("name", ["xmm0", "ymm7", "mm0", "st", "st(3)", "k1", "gs", "cs", "eip", "cr3"])
 def test_registers_that_are_not_saved(name: str) -> None:
     assert parse_operand(f"%{name}") == (Unavailable(f"%{name} is not among the registers saved at a probe"), 4)
 
 
-@pytest.mark.parametrize("name", ["rax", "r8", "r8d", "sil", "bpl", "foo"])
+@pytest.mark.parametrize("name", ["rax", "r8", "r8d", "r8b", "foo"])
 def test_names_of_no_register(name: str) -> None:
     assert parse_operand(f"%{name}") == (Unavailable(f"%{name} is not a register of i386"), 4)
 
