@@ -78,10 +78,8 @@ class Runner:
 
     def own(self, moment: Moment | Tick, hit: Hit) -> None:
         """Run the clauses of BEGIN, END or a timer."""
-        for clause in self._clauses:
-            if moment in map(meaning, clause.descriptions):
-                self._program.run(clause, hit)
-        if self._program.exit_status is not None:
+        clauses = [clause for clause in self._clauses if moment in map(meaning, clause.descriptions)]
+        if self._program.run(clauses, hit, is_end=moment is Moment.END):
             # hits before a timer may be on their way, and there are none before BEGIN
             self._last_ns = min(self._last_ns, hit.walltimestamp if isinstance(moment, Tick) else 0)
         self._show()
@@ -132,20 +130,17 @@ class Runner:
 
     def _run(self, events: Iterable[Event], hits: Hits) -> None:
         """Run the clauses of events, in the order of time, until one of them calls exit()."""
-        had_exited = self._program.exit_status is not None
         for event in events:
             if event.time_ns > self._last_ns:
                 return
-            if clauses := hits.matching(event):
-                hit = hits.hit(event)
-                for clause in clauses:
-                    self._program.run(clause, hit)
-            if self._program.exit_status is not None and not had_exited:
+            if (clauses := hits.matching(event)) and self._program.run(clauses, hits.hit(event)):
                 self._last_ns = 0
                 return
 
     def _merge(self, snapshot: Snapshot) -> None:
-        """Add what the server added up to an aggregation."""
+        """Add what the server added up to an aggregation, unless the program had exited before."""
+        if not self._last_ns:
+            return
         lowered = self._lowered[snapshot.tag]
         aggregation = self._program.aggregations[lowered.aggregation]
         converters = [converter(kind) for kind in aggregation.key]

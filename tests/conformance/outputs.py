@@ -44,8 +44,7 @@ def output_of(text: str) -> str:
     program = Program(check(parsed, lambda *_: None), records, options.sorting, tell_fault)
     for moment in Moment:
         hit = Hit(_IDS[moment], "dtrace", "", "", moment.value, pid=4711, tid=4711, uid=0, gid=0, execname="dtrace")
-        for clause in parsed.clauses:
-            if moment in map(meaning, clause.descriptions):
-                program.run(clause, hit)
+        clauses = [clause for clause in parsed.clauses if moment in map(meaning, clause.descriptions)]
+        program.run(clauses, hit, is_end=moment is Moment.END)
     program.finish()
     return "".join(shown)

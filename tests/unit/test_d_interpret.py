@@ -48,8 +48,8 @@ class Ran:
             max_rows,
         )
         for hit in hits or (HIT,):
-            for clause in self.program.checked.program.clauses:
-                self.program.run(clause, hit)
+            if self.program.run(self.program.checked.program.clauses, hit):
+                break
 
     @property
     def text(self) -> str:
@@ -116,9 +116,22 @@ def test_variables_live_where_they_belong() -> None:
     assert ran.text == "1 1 0\n2 1 0\n3 2 1\n4 1 1\n"
 
 
-def test_clause_variables_do_not_outlive_their_clause() -> None:
-    ran = Ran("a:::b { this->x = 5; } a:::b { trace(this->x); } a:::b { this->x++; trace(this->x); }")
-    assert ran.text == "01"
+def test_clause_variables_live_through_the_clauses_of_one_hit() -> None:
+    program = """
+        this int x;
+        a:::b { trace(this->x); this->x = 5; }
+        a:::b /this->x == 5/ { this->x++; }
+        a:::b { trace(1 / (arg0 + 5)); this->x = 0; }
+        a:::b { trace(this->x); trace(","); }
+    """
+    # whether the third one fails or not
+    assert Ran(program, HIT, replace(HIT, arguments={0: -4}), HIT).text == "06,010,06,"
+
+
+def test_nothing_runs_behind_exit_but_the_rest_of_its_clause() -> None:
+    ran = Ran("a:::b { trace(1); } a:::b { exit(3); trace(2); } a:::b { trace(3); }", HIT, HIT)
+    assert ran.text == "12"
+    assert ran.program.exit_status == 3
 
 
 def test_zero_frees_an_element() -> None:
@@ -130,9 +143,8 @@ def test_zero_frees_an_element() -> None:
 def test_elements_without_room_are_counted() -> None:
     ran = Ran("a:::b { n[tid] = 1; }")
     ran.program.variables.max_elements = 3
-    (clause,) = ran.program.checked.program.clauses
     for tid in range(10):
-        ran.program.run(clause, replace(HIT, tid=tid))
+        ran.program.run(ran.program.checked.program.clauses, replace(HIT, tid=tid))
     # one was there already
     assert len(ran.program.variables.shared) == 3
     assert ran.program.variables.dropped == 8
@@ -206,8 +218,7 @@ def test_a_line_begins_before_a_clause_prints() -> None:
         Sorting(),
         lambda *_: None,
     )
-    for clause in program.checked.program.clauses:
-        program.run(clause, HIT)
+    program.run(program.checked.program.clauses, HIT)
     lines = "".join(shown_lines).splitlines()
     assert lines[0].split() == ["CPU", "ID", "FUNCTION:NAME"]
     assert [line.split() for line in lines[1:]] == [["1", "7", "sell:sale"], ["1", "7", "sell:sale", "1"]]

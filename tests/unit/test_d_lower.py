@@ -133,3 +133,13 @@ def test_the_end_may_look_at_what_was_added_up() -> None:
 )
 def test_why_clauses_are_interpreted(clause: str, reason: str) -> None:
     assert reasons(clause) == [reason]
+
+
+@pytest.mark.parametrize("clause", ["a:::c { exit(0); }", "BEGIN, a:::c { if (arg0) { exit(1); } }"])
+def test_nothing_is_added_up_behind_a_hit_that_exits(clause: str) -> None:
+    assert reasons(f"a:::b {{ @ = count(); }} {clause}") == ["a hit may call exit()"] * 2
+
+
+def test_a_timer_may_exit() -> None:
+    (found,) = filter(None, plan("a:::b { @ = count(); } tick-1s { exit(0); }"))
+    assert [each.functions for each in found] == [("count",)]

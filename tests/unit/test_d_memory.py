@@ -40,8 +40,7 @@ def run(statements: str, memory: dict[Place, bytes | None] | None = None) -> tup
         missing={Place(0, 0, 8): "page not present"},
     )  # fmt: skip
     running = Program(program, Records(shown.append, is_quiet=True), Sorting(), lambda _, reason: faults.append(reason))
-    for clause in program.program.clauses:
-        running.run(clause, hit)
+    running.run(program.program.clauses, hit)
     return "".join(shown), faults
 
 

@@ -77,6 +77,11 @@ def test_two_aggregations_have_a_span_each() -> None:
         (END.replace("@ =", f"@x = sum({TIME}); @y = max({TIME}); @ ="), "it adds up times more than 2 times"),
         (f"{END} tick-1s {{ printa(@); }}", "@ is printed or changed while the program runs"),
         (f"self int t; {END}", "self->t has not the 64 bits of a time"),
+        # the hit's other clauses share it
+        (
+            f"a:::c /self->t/ {{ this->d = {TIME}; @ = sum(this->d); self->t = 0; }} a:::c {{ trace(this->d); }}",
+            "this->d is of another clause, too",
+        ),
         # somebody else may change the time
         (f"{END} a:::d {{ self->t = 0; }}", "it does more than add up"),
         (f"{END} a:::d {{ self->t = timestamp; }}", "it does more than add up"),

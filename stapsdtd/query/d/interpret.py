@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -33,7 +33,7 @@ class _Compiled:
 class Program:
     """A program that runs. tell_fault: called with a hit, and why its clause ended.
 
-    exit_status: None until exit() was called; no further hit is to be given then but END's.
+    exit_status: None until exit() was called.
     """
 
     checked: Checked
@@ -53,12 +53,21 @@ class Program:
         builder = _Builder(self)
         self._clauses = {id(clause): builder.clause(clause) for clause in self.checked.program.clauses}
 
-    def run(self, clause: Clause, hit: Hit) -> None:
-        """Run one clause for a hit of a probe that its descriptions match."""
-        compiled = self._clauses[id(clause)]
+    def run(self, clauses: Iterable[Clause], hit: Hit, *, is_end: bool = False) -> bool:
+        """Run all clauses of one hit, which share its this-> variables, until one has called exit().
+
+        is_end: run those behind it, too. Return whether exit() was called; no hit is to be given then but END's.
+        """
         frame = Frame(hit, self.variables, self.aggregations)
-        self.variables.of_clause.clear()
-        has_begun = False
+        self.variables.of_hit.clear()
+        for clause in clauses:
+            self._run(self._clauses[id(clause)], frame)
+            if frame.has_exited and not is_end:
+                break
+        return frame.has_exited
+
+    def _run(self, compiled: _Compiled, frame: Frame) -> None:
+        hit, has_begun = frame.hit, False
         try:
             if compiled.predicate is not None and not compiled.predicate(frame):
                 return
@@ -145,6 +154,7 @@ class _Builder:
 
                 def leave(frame: Frame) -> None:
                     program.exit_status = status(frame) & 0xFF
+                    frame.has_exited = True
 
                 return leave
             case _:

@@ -76,6 +76,9 @@ class Plan:
 def planned(checked: Checked, sites: Sites) -> Plan:
     """Return which clauses can be lowered, and to what."""
     plan, observed = Plan(), _observed(checked)
+    if any(map(_exits, checked.program.clauses)):
+        # the kernel would add up hits behind that one until the command has seen it
+        return Plan(reasons=dict.fromkeys(map(id, checked.program.clauses), "a hit may call exit()"))
     for candidate in candidates(checked):
         try:
             parts = tuple(_of_times(checked, sites, candidate, observed))
@@ -90,6 +93,15 @@ def planned(checked: Checked, sites: Sites) -> Plan:
         except NotLoweredError as error:
             plan.reasons[id(clause)] = str(error)
     return plan
+
+
+def _exits(clause: Clause) -> bool:
+    """Report whether a clause of probes calls exit()."""
+    return any(meaning(each) is None for each in clause.descriptions) and any(
+        isinstance(node, Call) and node.name == "exit"
+        for statement in clause.statements or ()
+        for node, _ in walk(statement)
+    )
 
 
 def _observed(checked: Checked) -> frozenset[str]:

@@ -57,11 +57,11 @@ class Hit:
 
 @dataclass(slots=True)
 class Variables:
-    """dropped: assignments for which there was no room."""
+    """of_hit: this-> variables of the hit that is looked at. dropped: assignments for which there was no room."""
 
     shared: dict[Element, Value] = field(default_factory=dict)
     of_threads: dict[tuple[int, int, Element], Value] = field(default_factory=dict)
-    of_clause: dict[Element, Value] = field(default_factory=dict)
+    of_hit: dict[Element, Value] = field(default_factory=dict)
     dropped: int = 0
     max_elements: int = MAX_ELEMENTS
 
@@ -71,7 +71,7 @@ class Variables:
             return self.shared.get(element)
         if scope is Scope.SELF:
             return self.of_threads.get((hit.pid, hit.tid, element))
-        return self.of_clause.get(element)
+        return self.of_hit.get(element)
 
     def set(self, scope: Scope, element: Element, hit: Hit, value: Value) -> None:
         if scope is Scope.GLOBAL:
@@ -79,7 +79,7 @@ class Variables:
         elif scope is Scope.SELF:
             self._set(self.of_threads, (hit.pid, hit.tid, element), value)
         else:
-            self.of_clause[element] = value
+            self.of_hit[element] = value
 
     def _set(self, variables: dict[_Name, Value], name: _Name, value: Value) -> None:
         if not value:
@@ -92,8 +92,9 @@ class Variables:
 
 @dataclass(slots=True)
 class Frame:
-    """What an expression is evaluated in."""
+    """What the clauses of one hit are run in."""
 
     hit: Hit
     variables: Variables
     aggregations: Mapping[str, Aggregation]
+    has_exited: bool = False

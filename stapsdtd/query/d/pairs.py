@@ -60,11 +60,15 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Two clauses that alone use a self-> variable, of which the first does nothing but to keep the time in it."""
+    """Two clauses that alone use a self-> variable, of which the first does nothing but to keep the time in it.
+
+    shared: the this-> variables that the end shares with other clauses, which may be of the same hit.
+    """
 
     variable: Variable
     start: Clause
     end: Clause
+    shared: frozenset[str] = frozenset()
 
     def pair(self, checked: Checked, sites: Sites) -> Pair:
         """Raises NotLoweredError."""
@@ -80,6 +84,8 @@ class Candidate:
         ]
         if not is_begun:
             raise NotLoweredError(f"its predicate does not ask for {text_of_expression(variable)}")
+        if self.shared:
+            raise NotLoweredError(f"this->{min(self.shared)} is of another clause, too")
         *statements, last = self.end.statements or (None,)
         if last != Assignment("=", variable, _ZERO):
             raise NotLoweredError(f"it does not end with {text_of_expression(variable)} = 0")
@@ -97,20 +103,27 @@ class Candidate:
 
 
 def candidates(checked: Checked) -> Iterator[Candidate]:
-    users: dict[str, list[Clause]] = {}
-    for clause in checked.program.clauses:
-        roots = (clause.predicate, *(clause.statements or ()))
-        nodes = (node for root in roots if root is not None for node, _ in walk(root))
-        names = {node.name: None for node in nodes if isinstance(node, Variable) and node.scope is Scope.SELF}
-        for name in names:
-            users.setdefault(name, []).append(clause)
+    users = _users(checked, Scope.SELF)
+    shared = {name: clauses for name, clauses in _users(checked, Scope.THIS).items() if len(clauses) > 1}
     for name, clauses in users.items():
         variable = Variable(name, Scope.SELF)
         begins = (Assignment("=", variable, _TIMESTAMP),)
         starts = [clause for clause in clauses if clause.statements == begins]
         ends = [clause for clause in clauses if clause.statements != begins]
         if len(starts) == len(ends) == 1:
-            yield Candidate(variable, starts[0], ends[0])
+            names = frozenset(name for name, some in shared.items() if ends[0] in some)
+            yield Candidate(variable, starts[0], ends[0], names)
+
+
+def _users(checked: Checked, scope: Scope) -> dict[str, list[Clause]]:
+    """Return the clauses that mention each variable of a scope, by its name."""
+    users: dict[str, list[Clause]] = {}
+    for clause in checked.program.clauses:
+        roots = (clause.predicate, *(clause.statements or ()))
+        nodes = (node for root in roots if root is not None for node, _ in walk(root))
+        for name in {node.name: None for node in nodes if isinstance(node, Variable) and node.scope is scope}:
+            users.setdefault(name, []).append(clause)
+    return users
 
 
 def _body(
