@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 
 from stapsdtd.query.d.errors import DError
-from stapsdtd.query.d.nodes import Part, Program
+from stapsdtd.query.d.nodes import NOWHERE, Part, Program
 from stapsdtd.query.d.parse import parse
 from stapsdtd.runtime.text import escape
 
@@ -37,7 +37,10 @@ class Source:
 
     def parsed(self) -> Program:
         """Raises DError."""
-        return parse(self.text, is_script=True) if self.part is None else parse(self.text, self.part)
+        program = parse(self.text, is_script=True) if self.part is None else parse(self.text, self.part)
+        if not (program.clauses or program.declarations):
+            raise DError("the program is empty", NOWHERE)
+        return program
 
     def failed(self, error: DError) -> CompileError:
         place = f"line {error.at.line}, column {error.at.column}: " if error.at.line else ""

@@ -188,6 +188,7 @@ def test_timers(daemon: Daemon) -> None:
             1,
             "failed to compile 'BEGIN { x; y; }': line 1, column 12: failed to resolve y",
         ),
+        (["-n", ";"], 1, "failed to compile ';': the program is empty"),
         (["-P", "a:b"], 1, "line 1, column 1: probe description a:b has more than 1 part"),
         (["-v", "-n", "BEGIN"], 2, "-v goes with -l"),
         (["-n", "BEGIN", "-p", "1", "-c", "true"], 2, "-p and -c exclude each other"),

@@ -54,10 +54,17 @@ def test_precedence() -> None:
     assert isinstance(given.right, Member)
 
 
-@pytest.mark.parametrize("text", ["args[0]->", "args[0]->3", "args[0]->x[y]", "args[0]->x[1", "arg0->x", "x->y"])
+@pytest.mark.parametrize("text", ["args[0]->", "args[0]->3", "args[0]->x[y]", "args[0]->x[1"])
 def test_what_is_no_member(text: str) -> None:
     with pytest.raises(DSyntaxError):
         parse(f"fbt::f:entry {{ {text}; }}")
+
+
+@pytest.mark.parametrize("text", ["arg0->x", "x->y", "self->x->y"])
+def test_what_has_no_members(text: str) -> None:
+    with pytest.raises(DError) as caught:
+        parse(f"fbt::f:entry {{ {text}; }}")
+    assert "only args[] of kernel functions have members, such as args[0]->f_pos" in caught.value.reason
 
 
 @pytest.mark.parametrize(

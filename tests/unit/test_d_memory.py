@@ -155,7 +155,7 @@ def test_what_is_not_there_ends_the_clause(statement: str, memory: dict[Place, b
         ("tracemem(arg0, 4);", "argument #1 of tracemem() must be what copyin() has copied"),
         ("*(int *)copyin(arg0, 4) = 1;", "cannot be assigned to"),
         ("copyinstr(*(char **)copyin(arg0, 8));", "copyinstr() takes an argument, such as arg0, and not *((char * *)"),
-        ("sizeof (pid);", 'syntax error near "pid"'),
+        ("sizeof (pid);", "type pid is not known"),
     ],
 )
 def test_what_is_refused(statement: str, reason: str) -> None:

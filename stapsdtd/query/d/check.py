@@ -9,7 +9,7 @@ from stapsdtd.query.d.aggregates import aggregate_of
 from stapsdtd.query.d.checked import Checked, Declared
 from stapsdtd.query.d.declared_types import parse_type
 from stapsdtd.query.d.errors import DError
-from stapsdtd.query.d.expression_types import ArgumentTypes, ExpressionTypes, check_keys
+from stapsdtd.query.d.expression_types import ArgumentTypes, ExpressionTypes, check_array, check_keys
 from stapsdtd.query.d.functions import ACTIONS, AGGREGATING, BUILT_INS
 from stapsdtd.query.d.nodes import (
     Aggregation,
@@ -38,6 +38,7 @@ def check(program: Program, argument_types: ArgumentTypes) -> Checked:
 def _declare(checked: Checked, declaration: Declaration) -> None:
     if declaration.name in BUILT_INS:
         raise DError(f"identifier {declaration.name} is a built-in variable", declaration.at)
+    check_array(declaration.scope, declaration.name, declaration.keys, declaration.at)
     keys = tuple(parse_type(key, declaration.at) for key in declaration.keys)
     declared = Declared(parse_type(declaration.type, declaration.at), keys)
     if checked.variables.setdefault((declaration.scope, declaration.name), declared) != declared:
@@ -92,6 +93,8 @@ class _Clause:
         keys = [self._checked.aggregates[name].keys for name in names]
         if any(len(each) != len(keys[0]) for each in keys):
             raise DError("printa(): the aggregations have different numbers of keys", call.at)
+        for name, each in zip(names[1:], keys[1:], strict=True):
+            check_keys(keys[0], each, f"@{names[0]}", call.at, f"in @{name}")
         printer = None if text is None else Printer(_format(text), keys[0])
         if printer is not None:
             formats.check_printa(printer.format, keys[0])

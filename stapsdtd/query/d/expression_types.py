@@ -10,6 +10,7 @@ from collections.abc import Callable as Function
 from collections.abc import Sequence
 
 from stapsdtd.query.d.checked import Checked, Declared
+from stapsdtd.query.d.constants import constant
 from stapsdtd.query.d.declared_types import parse_type
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.functions import (
@@ -152,6 +153,9 @@ class ExpressionTypes:
             return BUILT_INS[variable.name]
         if variable.scope is Scope.GLOBAL and (reason := REFUSED_VARIABLES.get(variable.name)):
             raise DError(f"{variable.name}: {reason}", variable.at)
+        if variable.name.startswith("`"):
+            raise DError(f"{variable.name}: variables of the kernel are not read", variable.at)
+        check_array(variable.scope, variable.name, variable.keys, variable.at)
         keys = self.key_types(variable.keys)
         declared = self._checked.variables.get((variable.scope, variable.name))
         if declared is None:
@@ -189,6 +193,7 @@ class ExpressionTypes:
             return
         if target.scope is Scope.GLOBAL and target.name in {*BUILT_INS, *REFUSED_VARIABLES, "args"}:
             return
+        check_array(target.scope, target.name, target.keys, target.at)
         self._checked.variables[target.scope, target.name] = Declared(kind, self.key_types(target.keys))
 
     def _assignment(self, assignment: Assignment) -> Type:
@@ -197,6 +202,7 @@ class ExpressionTypes:
             raise DError("an assignment to an aggregation is a statement of its own", assignment.at)
         self._define(target, value)
         kind = self._assigned(target)
+        _check_divisor(self._checked, assignment.operator.removesuffix("="), assignment.value)
         if not _are_alike(kind, value) or (assignment.operator != "=" and not _is_number(kind)):
             raise DError(f"operands have incompatible types: {kind} {assignment.operator} {value}", assignment.at)
         return kind
@@ -211,6 +217,7 @@ class ExpressionTypes:
             self._integer(operand, f"an operand of {binary.operator}")
         if binary.operator in _LOGICAL:
             return INT32
+        _check_divisor(self._checked, binary.operator, binary.right)
         if binary.operator in {"<<", ">>"}:
             return _promoted(left)
         return _converted(left, right)
@@ -257,13 +264,24 @@ class ExpressionTypes:
             raise DError(f"{what} must be {wanted.value}", argument.at)
 
 
-def check_keys(wanted: Sequence[Type], given: Sequence[Type], name: str, at: Position) -> None:
+def check_keys(wanted: Sequence[Type], given: Sequence[Type], name: str, at: Position, where: str = "here") -> None:
     """Raises DError if keys are not those that a variable or an aggregation has."""
     if len(wanted) != len(given):
-        raise DError(f"{name} has {len(wanted)} keys, and here are {len(given)}", at)
+        raise DError(f"{name} has {len(wanted)} keys, and {where} are {len(given)}", at)
     for position, (one, other) in enumerate(zip(wanted, given, strict=True), 1):
         if _is_number(one) != _is_number(other):
-            raise DError(f"key #{position} of {name} is a {one}, and here a {other}", at)
+            raise DError(f"key #{position} of {name} is a {one}, and {where} a {other}", at)
+
+
+def check_array(scope: Scope, name: str, keys: Sequence[object], at: Position) -> None:
+    """Raises DError if a variable has keys, and is of a hit."""
+    if keys and scope is Scope.THIS:
+        raise DError(f"this->{name} cannot be an associative array; self->{name} and {name} can", at)
+
+
+def _check_divisor(checked: Checked, operator: str, divisor: Expression) -> None:
+    if operator in {"/", "%"} and constant(divisor, checked) == 0:
+        raise DError("expression contains division by zero", divisor.at)
 
 
 def _is_number(kind: Type) -> bool:

@@ -115,6 +115,6 @@ REFUSED_VARIABLES = {
     "vtimestamp": "the kernel's record of a hit does not tell it",
     **dict.fromkeys(("stackdepth", "ustackdepth", "ucaller", "caller"), _STACKS),
     **dict.fromkeys(("curthread", "curproc", "curpsinfo", "curlwpsinfo", "curcpu", "uregs"),
-                    "kernel memory and registers are not read"),
+                    "kernel memory and registers are not read; execname, pid, tid, uid, gid and cpu are known"),
     **dict.fromkeys(("errno", "ipl", "epid", "zonename", "cwd", "root", "uthread"), _NOT_THERE),
 }  # fmt: skip

@@ -38,7 +38,7 @@ def options_of(options: Iterable[Option]) -> Options:
     numbers = dict.fromkeys(_NUMBERS, 0)
     for option in options:
         name = option.name
-        if name in _FLAGS:
+        if name in _FLAGS and (not option.value or option.value.isdigit()):
             flags.add(name)
         elif name in _NUMBERS and option.value.isdigit():
             numbers[name] = int(option.value)

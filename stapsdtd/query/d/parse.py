@@ -64,7 +64,7 @@ _SCOPES = {None: Scope.GLOBAL, "self": Scope.SELF, "this": Scope.THIS}
 def parse(text: str, last: Part = Part.NAME, *, is_script: bool = False) -> Program:
     """Parse a script, or what an option has. last: the part of a probe that the last part of a description names.
 
-    Raises DSyntaxError.
+    Raises DError.
     """
     if len(text) > MAX_LENGTH:
         raise DSyntaxError(f"programs are limited to {MAX_LENGTH} characters; this one has {len(text)}", Position(1, 1))
@@ -135,6 +135,8 @@ class _Reader:
             raise DSyntaxError("syntax error in a declaration, such as 'int counts[string];'", at)
         self._offset = end + 1
         scope, type_name, name, keys = match.groups()
+        if keys is not None and not keys.strip():
+            raise DSyntaxError(f"{name}[] has no types of keys; write 'int {name}[string];'", at)
         key_types = () if keys is None else tuple(" ".join(key.split()) for key in keys.split(","))
         return Declaration(name, " ".join(type_name.split()), _SCOPES[scope], key_types, at)
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stapsdtd.query.d.declared_types import parse_type
-from stapsdtd.query.d.errors import DSyntaxError
+from stapsdtd.query.d.errors import DError, DSyntaxError
+from stapsdtd.query.d.functions import REFUSED_VARIABLES
 from stapsdtd.query.d.literals import character_value, integer_of, string_value
 from stapsdtd.query.d.nodes import (
     Aggregation,
@@ -62,6 +63,8 @@ _TOKEN = re.compile(
 _TYPE = re.compile(
     r"unsigned|signed|char|short|int|long|string|void|(?:u?int(?:8|16|32|64)|size|ssize|u?intptr|pid|id|uid|gid|off)_t"
 )
+_CAST = re.compile(r"\(\s*((?:(?:struct|union|enum)\s+)?[A-Za-z_]\w*+)\s*(?:((?:\*\s*)+)\)|\)\s*(?=[\w\"'$@(]))")
+"""Or what can be nothing else, whatever the type is."""
 _SCOPES = {"self": Scope.SELF, "this": Scope.THIS}
 
 # what binds tighter has a higher level
@@ -113,11 +116,12 @@ def _tokens(text: str, begin: int, end: int) -> Iterator[_Token]:
 
 
 class StatementParser:
-    """Of a part of a program. Its methods raise DSyntaxError, and DError for types."""
+    """Of a part of a program. Its methods raise DError."""
 
     def __init__(self, text: str, begin: int, end: int, at: Callable[[int], Position]) -> None:
         """at: returns the position of an offset in text."""
         self._at = at
+        self._text = text
         self._tokens = _tokens(text, begin, end)
         self._token = next(self._tokens)
         self._operands: list[_Operand] = []
@@ -144,7 +148,16 @@ class StatementParser:
             raise self._unexpected()
         return self._take()
 
-    def _unexpected(self) -> DSyntaxError:
+    def _unknown_type(self, name: str, token: _Token) -> DError:
+        return DError(
+            f"type {name} is not known: types are integers, pointers to them and string, and structures are not read; "
+            "of kernel functions' arguments there are members, such as args[0]->f_pos",
+            self._at(token.offset),
+        )
+
+    def _unexpected(self) -> DError:
+        if reason := _REFUSED.get(self._token.kind):
+            return DError(f"{self._token.text}: {reason}", self._at(self._token.offset))
         where = "the end of the clause" if self._token.kind == "end" else f'"{self._token.text}"'
         return DSyntaxError(f"syntax error near {where}", self._at(self._token.offset))
 
@@ -203,6 +216,9 @@ class StatementParser:
         if token.kind in _PREFIX:
             self._push(_UNARY, token.kind, token)
         elif token.kind == "(" and not _is_type(self._token):
+            if match := _CAST.match(self._text, token.offset):
+                name, stars = " ".join(match[1].split()), "".join((match[2] or "").split())
+                raise self._unknown_type(f"{name} {stars}".rstrip(), token)
             self._push(_OPENED, "(", token)
         elif token.kind == "(":
             self._push(_UNARY, "cast", token._replace(text=self._type()))
@@ -227,6 +243,8 @@ class StatementParser:
         if token.kind == "name" and self._token.kind == "(":
             kind = "call"
         elif self._token.kind != "[":
+            if self._token.kind == "members" and name in REFUSED_VARIABLES:
+                raise DError(f"{name}: {REFUSED_VARIABLES[name]}", self._at(token.offset))
             self._add(self._made(kind, name.removeprefix("@"), scope, (), self._at(token.offset)), token.offset)
             return False
         self._take()
@@ -245,6 +263,10 @@ class StatementParser:
         words = []
         while _is_type(self._token):
             words.append(self._take().text)
+        if not words and self._token.kind == "name":
+            token = self._take()
+            tag = f" {self._token.text}" if token.text in {"struct", "union", "enum"} else ""
+            raise self._unknown_type(token.text + tag, token)
         if not words:
             raise self._unexpected()
         while self._token.kind == "*":
@@ -325,6 +347,10 @@ class StatementParser:
             self._add(_built(operator, parts, self._at(operator.begin)), operator.begin)
 
 
+_REFUSED = {
+    "members": "only args[] of kernel functions have members, such as args[0]->f_pos; other structures are not read",
+    "&": "addresses of variables cannot be taken",
+}
 _CLOSING = {"(": ")", "call": ")", "variable": "]", "aggregation": "]"}
 _LEAVES: dict[str, Callable[[str, Position], Expression]] = {
     "integer": integer_of,
