@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stapsdtd.cli.d_functions import is_function
 from stapsdtd.query.d.machine import Hit
+from stapsdtd.query.d.probes import probe_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,9 +124,10 @@ class Hits:
         if (known := self._probes.get(key)) is None:
             probe, function = event.probe, event.site.function or ""
             module = os.path.basename(probe.path)
-            number = self._ids.id_of(probe.provider, module, function, probe.name)
+            name = probe_name(probe.name)
+            number = self._ids.id_of(probe.provider, module, function, name)
             provider = probe.provider if is_function(probe) else f"{probe.provider}{event.pid}"
-            known = self._probes[key] = number, provider, module, function, probe.name
+            known = self._probes[key] = number, provider, module, function, name
         return known
 
     def own(self, provider: str, name: str) -> Hit:

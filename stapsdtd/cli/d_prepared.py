@@ -15,7 +15,7 @@ from stapsdtd.query.d.check import check
 from stapsdtd.query.d.lower import Plan, planned
 from stapsdtd.query.d.needs import Needs, needs_of
 from stapsdtd.query.d.options import options_of
-from stapsdtd.query.d.probes import lenient_selector, meaning
+from stapsdtd.query.d.probes import lenient_selector, meaning, probe_name
 from stapsdtd.query.d.text import text_of_clause
 from stapsdtd.runtime.text import escape
 
@@ -63,7 +63,7 @@ class Prepared:
             for site, pid in ((site, pid) for site in probe.sites for pid in probe.pids or (0,)):
                 if not pid or meant.matches(probe, site, pid):
                     module, function = os.path.basename(probe.path), site.function or ""
-                    listed = ListedProbe(probe.provider, pid, module, function, probe.name)
+                    listed = ListedProbe(probe.provider, pid, module, function, probe_name(probe.name))
                     found.setdefault(listed, {})[probe.path, site.offset] = probe, site
         return {listed: list(sites.values()) for listed, sites in found.items()}
 

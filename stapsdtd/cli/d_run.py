@@ -13,12 +13,13 @@ from stapsdtd.client import End, EventBatch, Interruption, Loss, Snapshot, Statu
 from stapsdtd.client.messages import SiteState
 from stapsdtd.query.d.aggregations import Row
 from stapsdtd.query.d.conversion import converter
-from stapsdtd.query.d.probes import Moment, Tick, meaning
+from stapsdtd.query.d.lower_expressions import PROBE_NAME
+from stapsdtd.query.d.probes import Moment, Tick, meaning, probe_name
 from stapsdtd.query.d.values import INT64_MAX, INT64_MIN, signed
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stapsdtd.cli.d_hits import Hits
     from stapsdtd.client import AsyncSubscription, Event
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from stapsdtd.query.d.lower import Lowered
     from stapsdtd.query.d.machine import Hit
     from stapsdtd.query.d.nodes import Clause
+    from stapsdtd.query.d.values import Type, Value
 
 
 class Output:
@@ -58,6 +60,13 @@ class Output:
 def tell_fault(hit: Hit, reason: str) -> None:
     place = f"{hit.provider}:{hit.module}:{hit.function}:{hit.name}"
     print_stderr(escape(f"error on enabled probe ID {hit.probe_id} ({place}): {reason}"))
+
+
+def _converter(kind: Type, by: str) -> Callable[[Value], Value]:
+    """Return a function that makes a part of D's key of the server's, which was asked for by the expression `by`."""
+    if by == PROBE_NAME:
+        return lambda value: probe_name(str(value))
+    return converter(kind)
 
 
 class Runner:
@@ -143,7 +152,7 @@ class Runner:
             return
         lowered = self._lowered[snapshot.tag]
         aggregation = self._program.aggregations[lowered.aggregation]
-        converters = [converter(kind) for kind in aggregation.key]
+        converters = [_converter(kind, text) for kind, text in zip(aggregation.key, lowered.by, strict=True)]
         unread = rounded = 0
         for row in snapshot.rows:
             rounded += isinstance(row.values.get("sum"), float)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.test_d import rows, run
-from tests.support import TICKER, Daemon
+from tests.support import TICKER, Daemon, compile_target
 
 pytestmark = pytest.mark.kernel
 
 TICK = f"{TICKER}$target:::tick"
+DASHES = TICKER.replace("ticker", "dashes")
 
 
 def test_clauses_of_one_hit_share_their_variables(daemon: Daemon, ticker_program: Path) -> None:
@@ -42,3 +43,30 @@ def test_nothing_runs_behind_exit_but_end(
     command = f"{ticker_program} {count}" if count else "sleep 20"
     done = run(daemon, "-q", "-n", program.replace("TICK", TICK), "-c", command, check=False)
     assert (done.returncode, done.stdout.split()) == (5, output)
+
+
+@pytest.fixture(scope="session")
+def dashes_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("targets") / "dashes"
+    return compile_target("dashes.c", output, f"-DPROVIDER={DASHES}")
+
+
+@pytest.mark.parametrize("name", ["go-on", "go__on"])
+# the kernel adds up, or the command
+@pytest.mark.parametrize("more", ["", "n++;"])
+def test_both_spellings_of_a_name_are_one(daemon: Daemon, dashes_program: Path, name: str, more: str) -> None:
+    program = f"""
+        {DASHES}$target:::{name} {{ @by[probename] = count(); {more} }}
+        {DASHES}$target::: /probename == "{name}"/ {{ @same = count(); {more} }}
+        {DASHES}$target::: /"{name}" != probename/ {{ @others[probename] = count(); {more} }}
+        END {{ printa("%s %@d ", @by); printa("%@d ", @same); printa("%s %@d", @others); }}
+    """
+    done = run(daemon, "-q", "-n", f"int n; {program}", "-c", f"{dashes_program} 3")
+    assert rows(done.stdout) == [["go-on", "3", "3", "go", "3"]]
+
+
+def test_names_are_shown_with_dashes(daemon: Daemon, dashes_program: Path) -> None:
+    listed = rows(run(daemon, "-l", "-n", f"{DASHES}$target:::go_*", "-c", str(dashes_program)).stdout)
+    assert [line[-1] for line in listed] == ["NAME", "go-on"]
+    done = run(daemon, "-n", f"{DASHES}$target:::go-on", "-c", str(dashes_program))
+    assert [line[2] for line in rows(done.stdout)] == ["FUNCTION:NAME", "main:go-on"]

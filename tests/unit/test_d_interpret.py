@@ -24,7 +24,7 @@ from stapsdtd.query.d.values import Integer, String, Type
 
 ARGUMENTS: list[Type] = [Integer(32, is_signed=True), Integer(64, is_signed=False), String()]
 HIT = Hit(
-    7, "shop4711", "shop", "sell", "sale", pid=4711, tid=4712, uid=1000, gid=100, cpu=1, execname="shop",
+    7, "shop4711", "shop", "sell", "a-sale", pid=4711, tid=4712, uid=1000, gid=100, cpu=1, execname="shop",
     timestamp=5_000, walltimestamp=10**18, arguments={0: -5, 1: 2**64 - 1, 3: 9}, strings={2: "an apple"},
 )  # fmt: skip
 
@@ -74,6 +74,7 @@ def shown(expression: str, format_: str = "%d", *hits: Hit) -> str:
         ("args[1] / 2 == 9223372036854775807", 1), ("arg3 + arg9", 9), ("pid + tid + uid + gid + cpu", 10524),
         ("timestamp", 5000), ("walltimestamp / 1000000000", 10**9), ("id", 7), ("pid == 4711 ? 1 : 2", 1),
         ('execname == "shop"', 1), ('"a" < "b"', 1), ("execname != probename", 1),
+        ('probename == "a-sale"', 1), ('"a__sale" == probename', 1), ('probename != "a_sale"', 1),
         ("strlen(args[2])", 8), ('index(args[2], "p")', 4), ('index(args[2], "p", 5)', 5), ('index(args[2], "x")', -1),
         ("sizeof_like = 3", 3), ("(x = 4) + x", 8), ("x++ + ++x", 2), ("x -= 3", -3),
         ("n[1, execname]++ + n[1, execname]", 1),
@@ -87,7 +88,7 @@ def test_numbers(expression: str, value: int) -> None:
     ("expression", "text"),
     [
         ("args[2]", "an apple"), ("copyinstr(arg2)", "an apple"), ("copyinstr(arg2, 2)", "an"),
-        ('strjoin(probeprov, strjoin(":", probename))', "shop4711:sale"), ("substr(args[2], 3)", "apple"),
+        ('strjoin(probeprov, strjoin(":", probename))', "shop4711:a-sale"), ("substr(args[2], 3)", "apple"),
         ("substr(args[2], 3, 2)", "ap"), ("substr(args[2], -5, 3)", "app"),
         ("substr(args[2], -10, 4)", "an"), ("substr(args[2], -10, 1)", ""), ("substr(args[2], 1, -5)", "n "),
         ('strstr(args[2], "app")', "apple"),
@@ -221,7 +222,7 @@ def test_a_line_begins_before_a_clause_prints() -> None:
     program.run(program.checked.program.clauses, HIT)
     lines = "".join(shown_lines).splitlines()
     assert lines[0].split() == ["CPU", "ID", "FUNCTION:NAME"]
-    assert [line.split() for line in lines[1:]] == [["1", "7", "sell:sale"], ["1", "7", "sell:sale", "1"]]
+    assert [line.split() for line in lines[1:]] == [["1", "7", "sell:a-sale"], ["1", "7", "sell:a-sale", "1"]]
 
 
 @given(st.text(max_size=20), st.integers(-25, 25), st.integers(-25, 25))

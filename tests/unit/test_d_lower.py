@@ -51,6 +51,9 @@ def test_aggregations(statement: str, functions: tuple[str, ...], value: str, by
         ("args[1] > 5", "arg1 > 5"),
         ("arg1 == 5 || 7 != arg1", "(arg1 == 5) || (7 != arg1)"),
         ('execname == "psql" && !(pid != 7)', '(execname == "psql") && (!(pid != 7))'),
+        ('probename == "go"', 'name == "go"'),
+        ('probename != "go-on"', '!(name == "go__on" || name == "go-on")'),
+        ('"go__on" == probename && pid == 1', '(name == "go__on" || name == "go-on") && (pid == 1)'),
         ('copyinstr(arg2) == "a b" || uid == 0', '(str(arg2, 255) == "a b") || (uid == 0)'),
     ],
 )
@@ -73,6 +76,8 @@ def test_predicates(predicate: str, where: str) -> None:
         "a:::b { @ = sum(arg0 + 1); }",
         "a:::b { @[probeprov] = count(); }",
         "a:::b { @[timestamp] = count(); }",
+        'a:::b /execname < "b"/ { @ = count(); }',
+        'a:::b /probename == "a-b-c-d-e-f"/ { @ = count(); }',
         "a:::b { @ = stddev(arg3); }",
         "a:::b { @ = stddev(pid); }",
         "a:::b { @ = lquantize(arg0, 0, 10000, 1); }",

@@ -29,6 +29,7 @@ from stapsdtd.query.d.nodes import (
     Unary,
     Variable,
 )
+from stapsdtd.query.d.probes import probe_name
 from stapsdtd.query.d.values import Bytes, OwnText, Pointer, Type, Value, quotient
 from stapsdtd.query.d.values import Integer as IntegerType
 from stapsdtd.query.d.values import String as StringType
@@ -67,6 +68,7 @@ _BUILT_INS: dict[str, Callable[[Hit], Value | None]] = {
 }
 
 
+_PROBE_NAME = Variable("probename")
 _NOTHING: dict[type[Type], Value] = {IntegerType: 0, Pointer: 0, StringType: "", Bytes: b""}
 
 
@@ -203,6 +205,9 @@ class Compiler:
         if sign in _COMPARING:
             compare = _COMPARING[sign]
             convert = converter(_common(self._checked.type_of(left), self._checked.type_of(right)))
+            if _PROBE_NAME in {left, right}:
+                # whichever way a program spells it
+                return lambda frame: int(compare(probe_name(str(first(frame))), probe_name(str(second(frame)))))
             return lambda frame: int(compare(convert(first(frame)), convert(second(frame))))
         return _calculating(sign, first, second, kind)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, product
 from typing import Protocol
 
 from stapsdtd.query.d import texts
@@ -12,11 +14,14 @@ from stapsdtd.query.d.text import text_of_expression
 from stapsdtd.query.d.values import UINT64
 from stapsdtd.query.d.values import String as StringType
 
+PROBE_NAME = "name"
+"""What the daemon's language calls probename, with `__` where D has `-`."""
+_MAX_DASHES = 4
 _EVEN_UNSIGNED = 65
 """Bits of any integer, with a sign."""
 _COMPARING = frozenset(["==", "!=", "<", "<=", ">", ">="])
 _NUMBERS = frozenset(["pid", "tid", "uid", "gid", "cpu"])
-_STRINGS = {"execname": "execname", "probemod": "module", "probefunc": "function", "probename": "name"}
+_STRINGS = {"execname": "execname", "probemod": "module", "probefunc": "function", "probename": PROBE_NAME}
 
 
 class NotLoweredError(Exception):
@@ -50,6 +55,11 @@ class Lowering:
                 return f"({self._condition(left)}) {operator} ({self._condition(right)})"
             case Unary("!", operand):
                 return f"!({self._condition(operand)})"
+            case Binary("==" | "!=" as operator, Variable("probename", Scope.GLOBAL), String() as name) | Binary(
+                "==" | "!=" as operator, String() as name, Variable("probename", Scope.GLOBAL)
+            ):
+                names = " || ".join(f"{PROBE_NAME} == {_constant(each)}" for each in _spellings(name))
+                return names if operator == "==" else f"!({names})"
             case Binary(operator, left, right) if operator in _COMPARING:
                 if _is_constant(right):
                     return f"{self._compared(left, operator, right)} {operator} {_constant(right)}"
@@ -64,6 +74,8 @@ class Lowering:
             return self.number(subject, _EVEN_UNSIGNED if is_alike else 64)
         if not isinstance(constant, String):
             return self.number(subject)
+        if operator not in {"==", "!="}:
+            raise NotLoweredError("it compares the order of strings")
         # a constant that is longer than a captured string is equal to none
         if len(constant.value) >= texts.MAX_BYTES:
             raise NotLoweredError(f"a string has {texts.MAX_BYTES} characters at most")
@@ -99,6 +111,15 @@ class Lowering:
             case Call("copyinstr", (pointer, Integer(length))) if 0 < length <= texts.MAX_BYTES:
                 return _text_at(pointer, length)
         raise NotLoweredError(f"it needs {text_of_expression(expression)}")
+
+
+def _spellings(name: String) -> Iterator[String]:
+    """Yield what probes with a name can be called in files."""
+    parts = name.value.replace(b"__", b"-").split(b"-")
+    if len(parts) > _MAX_DASHES + 1:
+        raise NotLoweredError(f"a name has more than {_MAX_DASHES} dashes")
+    for dashes in product((b"__", b"-"), repeat=len(parts) - 1):
+        yield String(b"".join(chain.from_iterable(zip(parts, (*dashes, b""), strict=True))))
 
 
 def _text_at(pointer: Expression, length: int) -> str:

@@ -92,6 +92,11 @@ def _tick(description: Description) -> Tick:
     return Tick(description.name, period_ns)
 
 
+def probe_name(name: str) -> str:
+    """Return the name of a probe as DTrace has it: query-start of query__start."""
+    return name.replace("__", "-")
+
+
 def selector_of(description: Description) -> str:
     """Return a description of static probes as the selector that means the same."""
     # the short form, provider:name, has no process in its provider
