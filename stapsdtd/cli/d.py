@@ -130,7 +130,7 @@ class _Wanted:
         parts = []
         for each in self.sources:
             try:
-                part = each.parsed()
+                part = each.parsed(self.settings)
                 settings = options_of([*part.options, *self.settings])
                 values = _macros(self.arguments, target, is_lenient=settings.has_default_arguments)
                 parts.append(with_results(substituted(part, values)))

@@ -62,11 +62,11 @@ def tell_fault(hit: Hit, reason: str) -> None:
     print_stderr(escape(f"error on enabled probe ID {hit.probe_id} ({place}): {reason}"))
 
 
-def _converter(kind: Type, by: str) -> Callable[[Value], Value]:
+def _converter(kind: Type, by: str, string_bytes: int) -> Callable[[Value], Value]:
     """Return a function that makes a part of D's key of the server's, which was asked for by the expression `by`."""
     if by == PROBE_NAME:
         return lambda value: probe_name(str(value))
-    return converter(kind)
+    return converter(kind, string_bytes)
 
 
 class Runner:
@@ -152,7 +152,10 @@ class Runner:
             return
         lowered = self._lowered[snapshot.tag]
         aggregation = self._program.aggregations[lowered.aggregation]
-        converters = [_converter(kind, text) for kind, text in zip(aggregation.key, lowered.by, strict=True)]
+        string_bytes = self._program.checked.string_bytes
+        converters = [
+            _converter(kind, text, string_bytes) for kind, text in zip(aggregation.key, lowered.by, strict=True)
+        ]
         unread = rounded = 0
         for row in snapshot.rows:
             rounded += isinstance(row.values.get("sum"), float)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
 
 from stapsdtd.query.d.errors import DError
-from stapsdtd.query.d.nodes import NOWHERE, Part, Program
+from stapsdtd.query.d.nodes import NOWHERE, Option, Part, Program
 from stapsdtd.query.d.parse import parse
 from stapsdtd.runtime.text import escape
 
@@ -35,9 +36,10 @@ class Source:
     part: Part | None
     what: str
 
-    def parsed(self) -> Program:
-        """Raises DError."""
-        program = parse(self.text, is_script=True) if self.part is None else parse(self.text, self.part)
+    def parsed(self, settings: Sequence[Option]) -> Program:
+        """settings: options that hold besides those of the program. Raises DError."""
+        is_script = self.part is None
+        program = parse(self.text, self.part or Part.NAME, is_script=is_script, settings=settings)
         if not (program.clauses or program.declarations):
             raise DError("the program is empty", NOWHERE)
         return program

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.kernel.test_d import rows, run
-from tests.support import TICKER, Daemon, compile_target
+from tests.support import TICKER, Daemon, Ticker, compile_target, stapsdt_command, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -63,6 +64,21 @@ def test_both_spellings_of_a_name_are_one(daemon: Daemon, dashes_program: Path, 
     """
     done = run(daemon, "-q", "-n", f"int n; {program}", "-c", f"{dashes_program} 3")
     assert rows(done.stdout) == [["go-on", "3", "3", "go", "3"]]
+
+
+@pytest.mark.parametrize(("size", "shown"), [(1, 0), (4, 3), (256, 255), (1001, 1000), (4096, 1500)])
+def test_strings_are_as_long_as_strsize_says(daemon: Daemon, ticker: Ticker, size: int, shown: int) -> None:
+    text = "".join(chr(ord("a") + number % 26) for number in range(1500))
+    program = f'{TICKER}{ticker.pid}:::text {{ @[copyinstr(arg0)] = count(); printf("%s,%d,%d", copyinstr(arg0),'
+    program += f"strlen(copyinstr(arg0)), sizeof (string)); exit(0); }} {TICKER}{ticker.pid}:::tick {{ }}"
+    command = [*stapsdt_command(daemon.target, "d"), "-q", "-x", f"strsize={size}", "-n", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracing:
+        wait_for(lambda: ticker.semaphore, "the probe to be armed")
+        ticker.do(f"text {text}")
+        output, _ = tracing.communicate(timeout=20)
+    first, *_, row = output.splitlines()
+    assert first == f"{text[:shown]},{shown},{size}"
+    assert row.split() == [*filter(None, [text[:shown]]), "1"]
 
 
 def test_names_are_shown_with_dashes(daemon: Daemon, dashes_program: Path) -> None:

@@ -12,7 +12,8 @@ from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.expression_types import ExpressionTypes
 from stapsdtd.query.d.needs import Needs, needs_of
-from stapsdtd.query.d.nodes import Clause, Expression, Option, Scope, walk
+from stapsdtd.query.d.nodes import Call, Clause, Expression, Option, Scope, walk
+from stapsdtd.query.d.nodes import Integer as IntegerNode
 from stapsdtd.query.d.options import options_of
 from stapsdtd.query.d.parse import parse
 from stapsdtd.query.d.probes import Moment, Tick, lenient_selector, meaning, selector_of
@@ -255,9 +256,23 @@ def test_options() -> None:
         ("nosuch", "", "invalid option or value: nosuch"),
         ("destructive", "", "option destructive: programs that change what is traced are never allowed"),
         ("aggsortpos", "x", "invalid option or value: aggsortpos=x"),
+        ("strsize", "0", "invalid value for option strsize: 0; strings have 1 to 4096 bytes"),
+        ("strsize", "4097", "invalid value for option strsize: 4097; strings have 1 to 4096 bytes"),
+        ("strsize", "", "invalid value for option strsize: ; strings have 1 to 4096 bytes"),
         ("quiet", "please", "invalid option or value: quiet=please"),
         ("bufsize", "1 m", "invalid value for option bufsize: 1 m"),
     ]:
         with pytest.raises(DError) as caught:
             options_of([Option(name, value)])
         assert caught.value.reason == reason
+
+
+def test_strings_have_the_size_that_an_option_says() -> None:
+    text = "#pragma D option strsize=1k\nint x[string]; a:::b { trace(sizeof (string)); copyinstr(arg0); }"
+    program = checked(text)
+    (clause,) = program.program.clauses
+    assert clause.statements is not None
+    assert clause.statements[0] == Call("trace", (IntegerNode(1024, "ul"),))
+    assert needs_of(program, [clause]).captures == "arg0, arg0:str[1023]"
+    (other,) = parse("a:::b { sizeof (string); }", settings=[Option("strsize", "5")]).clauses
+    assert other.statements == (IntegerNode(5, "ul"),)

@@ -95,6 +95,7 @@ def test_predicates(predicate: str, where: str) -> None:
         'a:::b /execname == "a\\"b"/ { @ = count(); }',
         "int x; a:::b /x == 1/ { @ = count(); }",
         "a:::b { @[copyinstr(arg1, 256)] = count(); }",
+        "#pragma D option strsize=255\na:::b { @[execname] = count(); }",
         "a:::b { @ = count(); } tick-1s { printa(@); }",
         "a:::b { @ = count(); } a:::c { clear(@); }",
         "a:::b { @[copyinstr(arg0 + 8)] = count(); }",
@@ -102,6 +103,10 @@ def test_predicates(predicate: str, where: str) -> None:
 )
 def test_what_is_interpreted(clause: str) -> None:
     assert set(plan(clause)) == {None}
+
+
+def test_longer_strings_are_keys() -> None:
+    assert one("#pragma D option strsize=4k\na:::b { @[copyinstr(arg1)] = count(); }").by == ("str(arg1, 4095)",)
 
 
 def test_a_standard_deviation_takes_exact_sums() -> None:

@@ -22,12 +22,13 @@ from stapsdtd.query.d.nodes import (
     Statement,
     String,
 )
+from stapsdtd.query.d.options import options_of
 from stapsdtd.query.d.printing import Printer
 
 
 def check(program: Program, argument_types: ArgumentTypes) -> Checked:
     """Raises DError."""
-    checked = Checked(program)
+    checked = Checked(program, options_of(program.options).string_bytes)
     for declaration in program.declarations:
         _declare(checked, declaration)
     for clause in program.clauses:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stapsdtd.query.d.aggregates import Aggregate
 from stapsdtd.query.d.nodes import Expression, Program, Scope
 from stapsdtd.query.d.printing import Printer
-from stapsdtd.query.d.values import Type
+from stapsdtd.query.d.values import STRING_BYTES, Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,11 @@ class Declared:
 @dataclass(slots=True)
 class Checked:
     """A program without macro variables. types: of its expressions, by `id` of the node. printers: of its printf and
-    printa calls, likewise; None of a printa without a format.
+    printa calls, likewise; None of a printa without a format. string_bytes: of a string, with the NUL.
     """
 
     program: Program
+    string_bytes: int = STRING_BYTES
     variables: dict[tuple[Scope, str], Declared] = field(default_factory=dict)
     aggregates: dict[str, Aggregate] = field(default_factory=dict)
     types: dict[int, Type] = field(default_factory=dict)

@@ -82,10 +82,10 @@ class Compiler:
         """Return a function that evaluates an expression, and raises Fault."""
         match expression:
             case Integer(value):
-                number = converter(self._checked.type_of(expression))(value)
+                number = self._converter(self._checked.type_of(expression))(value)
                 return lambda _: number
             case String(value):
-                text = OwnText(texts.cut(value.decode("utf-8", "backslashreplace")))
+                text = OwnText(value.decode("utf-8", "backslashreplace")[: self._checked.string_bytes - 1])
                 return lambda _: text
             case Variable():
                 return self._variable(expression)
@@ -99,7 +99,7 @@ class Compiler:
                 return self._calculation(sign, left, right, self._checked.type_of(expression))
             case Conditional(condition, then, otherwise):
                 which, first, second = self.number(condition), self.compiled(then), self.compiled(otherwise)
-                convert = converter(self._checked.type_of(expression))
+                convert = self._converter(self._checked.type_of(expression))
                 return lambda frame: convert(first(frame) if which(frame) else second(frame))
             case Cast(operand=operand):
                 return self._cast(operand, self._checked.type_of(expression))
@@ -110,6 +110,9 @@ class Compiler:
             case _:
                 raise TypeError(f"{expression} has no value")
 
+    def _converter(self, kind: Type) -> Callable[[Value], Value]:
+        return converter(kind, self._checked.string_bytes)
+
     def number(self, expression: Expression) -> _Number:
         """Like compiled, for what the checker knows to be an integer."""
         return cast("_Number", self.compiled(expression))
@@ -119,12 +122,12 @@ class Compiler:
         if scope is Scope.GLOBAL and (name == "args" or (name.startswith("arg") and name in BUILT_INS)):
             return self._argument(variable)
         if scope is Scope.GLOBAL and name in BUILT_INS:
-            built_in = _BUILT_INS[name]
+            built_in, convert = _BUILT_INS[name], self._converter(BUILT_INS[name])
 
             def read(frame: Frame) -> Value:
                 if (value := built_in(frame.hit)) is None:
                     raise Fault(f"{name} is not known of this hit")
-                return value
+                return convert(value)
 
             return read
         element = self._element(variable)
@@ -145,7 +148,7 @@ class Compiler:
         index = argument_index(variable)
         kind = self._checked.type_of(variable)
         is_string = not isinstance(kind, IntegerType | Pointer)
-        convert = converter(kind)
+        convert = self._converter(kind)
 
         def read(frame: Frame) -> Value:
             values = frame.hit.strings if is_string else frame.hit.arguments
@@ -162,7 +165,7 @@ class Compiler:
     def _unary(self, sign: str, operand: Expression, kind: Type) -> Evaluate:
         if sign == "*":
             return self._dereferenced(operand, kind)
-        inner, convert = self.number(operand), converter(kind)
+        inner, convert = self.number(operand), self._converter(kind)
         match sign:
             case "!":
                 return lambda frame: int(not inner(frame))
@@ -174,7 +177,7 @@ class Compiler:
                 return lambda frame: convert(inner(frame))
 
     def _cast(self, operand: Expression, kind: Type) -> Evaluate:
-        inner, convert = self.compiled(operand), converter(kind)
+        inner, convert = self.compiled(operand), self._converter(kind)
         if isinstance(kind, StringType) and isinstance(self._checked.type_of(operand), Bytes):
             return lambda frame: convert(text_in(cast("bytes", inner(frame))))
         return lambda frame: convert(inner(frame))
@@ -204,7 +207,7 @@ class Compiler:
         first, second = self.compiled(left), self.compiled(right)
         if sign in _COMPARING:
             compare = _COMPARING[sign]
-            convert = converter(_common(self._checked.type_of(left), self._checked.type_of(right)))
+            convert = self._converter(_common(self._checked.type_of(left), self._checked.type_of(right)))
             if _PROBE_NAME in {left, right}:
                 # whichever way a program spells it
                 return lambda frame: int(compare(probe_name(str(first(frame))), probe_name(str(second(frame)))))
@@ -216,7 +219,7 @@ class Compiler:
         if sign != "=":
             calculate, number = _calculator(sign[:-1], kind), cast("_Number", new)
             return self._changed(target, lambda frame, before: calculate(before, number(frame)))
-        scope, element, convert = target.scope, self._element(target), converter(kind)
+        scope, element, convert = target.scope, self._element(target), self._converter(kind)
 
         def store(frame: Frame) -> Value:
             value = convert(new(frame))
@@ -232,7 +235,7 @@ class Compiler:
 
     def _changed(self, target: Variable, change: Callable[[Frame, int], int], *, is_postfix: bool = False) -> Evaluate:
         """Make the new value of a variable from the one before; its keys are evaluated once."""
-        scope, element, convert = target.scope, self._element(target), converter(self._checked.type_of(target))
+        scope, element, convert = target.scope, self._element(target), self._converter(self._checked.type_of(target))
 
         def changed(frame: Frame) -> Value:
             place = element(frame)
@@ -249,18 +252,19 @@ class Compiler:
         if call.name == "copyin":
             return _memory(call)
         arguments = [self.compiled(argument) for argument in call.arguments]
-        name, convert = call.name, converter(self._checked.type_of(call))
+        name, convert = call.name, self._converter(self._checked.type_of(call))
         return lambda frame: convert(texts.applied(name, [argument(frame) for argument in arguments]))
 
     def _copied(self, call: Call) -> Evaluate:
         index = argument_index(call.arguments[0])
         limit = self.number(call.arguments[1]) if len(call.arguments) > 1 else None
+        convert = self._converter(StringType())
 
         def copied(frame: Frame) -> Value:
             text = frame.hit.strings.get(index)
             if text is None:
                 raise Fault(f"copyinstr(arg{index}): {frame.hit.missing.get(index, 'invalid address')}")
-            return text if limit is None else text[: max(limit(frame), 0)]
+            return convert(text if limit is None else text[: max(limit(frame), 0)])
 
         return copied
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from itertools import chain, product
 from typing import Protocol
 
-from stapsdtd.query.d import texts
 from stapsdtd.query.d.captured import argument_index
 from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.nodes import Binary, Call, Clause, Expression, Integer, Scope, String, Unary, Variable
 from stapsdtd.query.d.text import text_of_expression
-from stapsdtd.query.d.values import UINT64
+from stapsdtd.query.d.values import STRING_BYTES, UINT64
 from stapsdtd.query.d.values import String as StringType
 
 PROBE_NAME = "name"
@@ -45,6 +44,7 @@ class Lowering:
         self._checked = checked
         self._clause = clause
         self._sites = sites
+        self._length = checked.string_bytes - 1
 
     def where(self, predicate: Expression | None) -> str:
         return "" if predicate is None else self._condition(predicate)
@@ -58,6 +58,8 @@ class Lowering:
             case Binary("==" | "!=" as operator, Variable("probename", Scope.GLOBAL), String() as name) | Binary(
                 "==" | "!=" as operator, String() as name, Variable("probename", Scope.GLOBAL)
             ):
+                if len(name.value) >= self._length:
+                    raise NotLoweredError(f"a string has {self._length} characters at most")
                 names = " || ".join(f"{PROBE_NAME} == {_constant(each)}" for each in _spellings(name))
                 return names if operator == "==" else f"!({names})"
             case Binary(operator, left, right) if operator in _COMPARING:
@@ -77,8 +79,8 @@ class Lowering:
         if operator not in {"==", "!="}:
             raise NotLoweredError("it compares the order of strings")
         # a constant that is longer than a captured string is equal to none
-        if len(constant.value) >= texts.MAX_BYTES:
-            raise NotLoweredError(f"a string has {texts.MAX_BYTES} characters at most")
+        if len(constant.value) >= self._length:
+            raise NotLoweredError(f"a string has {self._length} characters at most")
         return self._string(subject)
 
     def key(self, key: Expression) -> str:
@@ -101,14 +103,16 @@ class Lowering:
         raise NotLoweredError(f"it needs {text_of_expression(expression)}")
 
     def _string(self, expression: Expression) -> str:
+        if self._length < STRING_BYTES - 1:
+            raise NotLoweredError(f"strsize is {self._checked.string_bytes}")
         match expression:
             case Variable(name, Scope.GLOBAL) if name in _STRINGS:
                 return _STRINGS[name]
             case Variable("args", Scope.GLOBAL):
-                return _text_at(expression, texts.MAX_BYTES)
+                return _text_at(expression, self._length)
             case Call("copyinstr", (pointer,)):
-                return _text_at(pointer, texts.MAX_BYTES)
-            case Call("copyinstr", (pointer, Integer(length))) if 0 < length <= texts.MAX_BYTES:
+                return _text_at(pointer, self._length)
+            case Call("copyinstr", (pointer, Integer(length))) if 0 < length <= self._length:
                 return _text_at(pointer, length)
         raise NotLoweredError(f"it needs {text_of_expression(expression)}")
 

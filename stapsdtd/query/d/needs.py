@@ -10,7 +10,7 @@ from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.nodes import Call, Clause, Expression, Scope, Statement, Variable, walk
 from stapsdtd.query.d.text import text_of_expression
-from stapsdtd.query.d.values import String
+from stapsdtd.query.d.values import STRING_BYTES, String
 
 FIELDS = ("uid", "gid")
 """What is told of hits only if it is asked for."""
@@ -19,18 +19,22 @@ _ARGUMENTS = frozenset(["args", *(f"arg{number}" for number in range(10))])
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """numbers, strings: arguments by position. memory: behind arguments. fields: some of FIELDS."""
+    """numbers, strings: arguments by position. memory: behind arguments. fields: some of FIELDS. string_bytes: of each
+    string, with the NUL.
+    """
 
     numbers: frozenset[int] = frozenset()
     strings: frozenset[int] = frozenset()
     memory: frozenset[Place] = frozenset()
     fields: tuple[str, ...] = ()
+    string_bytes: int = STRING_BYTES
 
     @property
     def captures(self) -> str:
         """The capture list."""
         numbers = [f"arg{index}" for index in sorted(self.numbers)]
-        strings = [f"arg{index}:str" for index in sorted(self.strings)]
+        length = "" if self.string_bytes == STRING_BYTES else f"[{max(self.string_bytes - 1, 1)}]"
+        strings = [f"arg{index}:str{length}" for index in sorted(self.strings)]
         buffers = [f"arg{index}:buf[{length}]" for index, length in self.buffers]
         return ", ".join(numbers + strings + buffers)
 
@@ -60,7 +64,7 @@ def needs_of(checked: Checked, clauses: Iterable[Clause]) -> Needs:
                     wanted.add(argument_index(node))
                 case _:
                     pass
-    return Needs(frozenset(numbers), frozenset(strings), frozenset(memory), tuple(sorted(fields)))
+    return Needs(frozenset(numbers), frozenset(strings), frozenset(memory), tuple(sorted(fields)), checked.string_bytes)
 
 
 def _nodes(clause: Clause) -> Iterator[Statement]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from stapsdtd.query.d.errors import DSyntaxError
@@ -31,6 +31,7 @@ from stapsdtd.query.d.nodes import (
     Scope,
     Statement,
 )
+from stapsdtd.query.d.options import options_of
 from stapsdtd.query.d.statements import StatementParser
 
 MAX_LENGTH = 1 << 16
@@ -61,38 +62,40 @@ _REFUSED = re.compile(r"(struct|union|enum|typedef|translator|inline|provider|ex
 _SCOPES = {None: Scope.GLOBAL, "self": Scope.SELF, "this": Scope.THIS}
 
 
-def parse(text: str, last: Part = Part.NAME, *, is_script: bool = False) -> Program:
+def parse(text: str, last: Part = Part.NAME, *, is_script: bool = False, settings: Sequence[Option] = ()) -> Program:
     """Parse a script, or what an option has. last: the part of a probe that the last part of a description names.
+    settings: options that hold besides those of the program.
 
     Raises DError.
     """
     if len(text) > MAX_LENGTH:
         raise DSyntaxError(f"programs are limited to {MAX_LENGTH} characters; this one has {len(text)}", Position(1, 1))
-    return _Reader(text, last, is_script=is_script).program()
+    return _Reader(text, last, settings, is_script=is_script).program()
 
 
 class _Reader:
-    def __init__(self, text: str, last: Part, *, is_script: bool) -> None:
+    def __init__(self, text: str, last: Part, settings: Sequence[Option], *, is_script: bool) -> None:
         self._text = text
         self._last = last
         self._is_script = is_script
+        self._settings = settings
+        self._options: list[Option] = []
         self._offset = 0
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def program(self) -> Program:
         clauses: list[Clause] = []
         declarations: list[Declaration] = []
-        options: list[Option] = []
         while not self._is_at_end():
             if line := self._taken(_LINE):
-                options += self._directive(line)
+                self._options += self._directive(line)
             elif match := _REFUSED.match(self._text, self._offset):
                 raise DSyntaxError(f"{match[1]} declarations are not supported", self._at())
             elif _DECLARES.match(self._text, self._offset):
                 declarations.append(self._declaration())
             elif not self._taken(re.compile(";")):
                 clauses.append(self._clause())
-        return Program(tuple(clauses), tuple(declarations), tuple(options))
+        return Program(tuple(clauses), tuple(declarations), tuple(self._options))
 
     def _is_at_end(self) -> bool:
         self._skip_space()
@@ -212,4 +215,5 @@ class _Reader:
         return cast("Expression", statements[0])
 
     def _parsed(self, begin: int, end: int) -> tuple[Statement, ...]:
-        return StatementParser(self._text, begin, end, self._at).parse()
+        string_bytes = options_of([*self._options, *self._settings]).string_bytes
+        return StatementParser(self._text, begin, end, self._at, string_bytes).parse()

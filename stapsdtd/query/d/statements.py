@@ -37,7 +37,7 @@ from stapsdtd.query.d.nodes import (
     Variable,
     walk,
 )
-from stapsdtd.query.d.values import size_of
+from stapsdtd.query.d.values import STRING_BYTES, size_of
 
 MAX_DEPTH = 64
 
@@ -118,8 +118,11 @@ def _tokens(text: str, begin: int, end: int) -> Iterator[_Token]:
 class StatementParser:
     """Of a part of a program. Its methods raise DError."""
 
-    def __init__(self, text: str, begin: int, end: int, at: Callable[[int], Position]) -> None:
-        """at: returns the position of an offset in text."""
+    def __init__(
+        self, text: str, begin: int, end: int, at: Callable[[int], Position], string_bytes: int = STRING_BYTES
+    ) -> None:
+        """at: returns the position of an offset in text. string_bytes: sizeof (string)."""
+        self._string_bytes = string_bytes
         self._at = at
         self._text = text
         self._tokens = _tokens(text, begin, end)
@@ -225,7 +228,7 @@ class StatementParser:
         elif token.kind == "name" and token.text == "sizeof":
             at = self._at(token.offset)
             self._expect("(")
-            self._add(Integer(size_of(parse_type(self._type(), at)), "ul", at), token.offset)
+            self._add(Integer(size_of(parse_type(self._type(), at), self._string_bytes), "ul", at), token.offset)
             return False
         elif token.kind in _LEAVES:
             self._add(_LEAVES[token.kind](token.text, self._at(token.offset)), token.offset)

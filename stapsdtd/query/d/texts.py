@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stapsdtd.model import MAX_STRING_BYTES
 from stapsdtd.query.d.captured import text_in
 from stapsdtd.query.d.machine import Fault
-from stapsdtd.query.d.values import STRING_BYTES, Value
-
-MAX_BYTES = STRING_BYTES - 1
-"""Of a string, as with DTrace's default strsize, which counts the NUL."""
+from stapsdtd.query.d.values import Value
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= MAX_BYTES else text[:MAX_BYTES]
-
-
-def substr(text: str, start: int, length: int = MAX_BYTES) -> str:
+def substr(text: str, start: int, length: int = MAX_STRING_BYTES) -> str:
     """Return a part. A negative start counts from the end, a negative length leaves out so many at the end. What would
     come before the text counts, too.
     """

@@ -70,16 +70,16 @@ UINT64: Final = Integer(64, is_signed=False)
 
 
 STRING_BYTES: Final = 256
-"""With the NUL."""
+"""With the NUL, unless the option strsize says otherwise."""
 
 
-def size_of(kind: Type) -> int:
-    """Return the bytes that a value has in memory."""
+def size_of(kind: Type, string_bytes: int = STRING_BYTES) -> int:
+    """Return the bytes that a value has in memory. string_bytes: those of strings."""
     match kind:
         case Integer(bits):
             return bits // 8
         case String():
-            return STRING_BYTES
+            return string_bytes
         case Pointer() | Bytes():
             return 8
 
