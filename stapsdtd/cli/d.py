@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shlex
 from contextlib import AsyncExitStack, suppress
@@ -34,13 +35,17 @@ from stapsdtd.query.d.records import Records
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from stapsdtd.cli.command import Run
     from stapsdtd.cli.d_prepared import Prepared
     from stapsdtd.client import AsyncSubscription, Probe
 
 _DEFAULT_ARGUMENTS = 10
+BACKLOG_SECONDS = 1.5
+"""How long hits are looked at that fired before Ctrl-C, ..."""
+_GRACE_SECONDS = 1.0
+"""... and what the server has added up is waited for behind a second one."""
 
 _EXAMPLES = """\b
 Examples:
@@ -165,8 +170,8 @@ def _macros(arguments: Sequence[str], target: int | None, *, is_lenient: bool) -
 
 
 async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command_line: tuple[str, ...]) -> int:
-    stop = asyncio.Event()
-    with set_on_signals(stop), started(command_line, server.address) as run:
+    interrupts = _Interrupts(asyncio.Event(), asyncio.Event(), asyncio.Event())
+    with set_on_signals(interrupts.first, interrupts.second), started(command_line, server.address) as run:
         scope = run.in_scope(SubscribeOptions(lease_seconds=options.LEASE_SECONDS, exclude_pids=(os.getpid(),)))
         target = next(iter(scope.pids), pid)
         parts = wanted.parsed(target)
@@ -184,8 +189,8 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
             # a program's clauses are about whomever they name, not about the command alone
             scope = replace(scope, pids=(), follow=False, functions=functions.texts)
             if pid is not None:
-                stack.callback(_stop_with(pid, stop))
-            failure, status = await _trace(client, prepared, scope, run, stop)
+                stack.callback(_stop_with(pid, interrupts.stop))
+            failure, status = await _trace(client, prepared, scope, run, interrupts)
         if failure:
             print_stderr(failure)
         code = await run.exit_code(failure)
@@ -204,11 +209,42 @@ async def _probes(client: AsyncClient, scope: SubscribeOptions) -> list[Probe]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Interrupts:
+    """Ctrl-C, pressed once and twice. stop: set when a program is to end, whatever the reason is."""
+
+    first: asyncio.Event
+    second: asyncio.Event
+    stop: asyncio.Event
+
+    async def hurry(self, runner: Runner) -> None:
+        """Have a program end soon behind the first one."""
+        await self.first.wait()
+        runner.hurry(BACKLOG_SECONDS)
+        self.stop.set()
+
+    async def awaited(self, following: Coroutine[object, object, str | None], runner: Runner) -> str | None:
+        """Return what a coroutine returns, or behind the second one why it was given up."""
+        tasks = task, impatience = asyncio.create_task(following), asyncio.create_task(self.second.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            runner.hurry(0 if impatience.done() else math.inf)
+            await asyncio.wait([task], timeout=_GRACE_SECONDS)
+            return await task if task.done() else "interrupted before the server had told all that it added up"
+        finally:
+            task.cancel()
+            impatience.cancel()
+
+
 async def _trace(
-    client: AsyncClient, prepared: Prepared, scope: SubscribeOptions, run: Run, stop: asyncio.Event
+    client: AsyncClient,
+    prepared: Prepared,
+    scope: SubscribeOptions,
+    run: Run,
+    interrupts: _Interrupts,
 ) -> tuple[str | None, int | None]:
     """Return why it failed, and the program's own exit status, None for neither."""
-    settings = options_of(prepared.checked.program.options)
+    settings, stop = options_of(prepared.checked.program.options), interrupts.stop
     output = Output()
     records = Records(output.write, is_quiet=settings.is_quiet)
     program = Running(prepared.checked, records, settings.sorting, tell_fault)
@@ -227,10 +263,15 @@ async def _trace(
         runner.own(Moment.BEGIN, hits.own("dtrace", "BEGIN"))
         if runner.done.is_set():
             stop.set()
-        tasks = [runner.until_done(stop), *(runner.tick(each, hits) for each in runner.ticks())]
+        tasks = [
+            interrupts.hurry(runner),
+            runner.until_done(stop),
+            *(runner.tick(each, hits) for each in runner.ticks()),
+        ]
         running = [asyncio.create_task(each) for each in tasks]
         if subscription is not None:
-            failure = await follow(subscription, runner.read(subscription, hits), stop, duration=None, run=run)
+            following = follow(subscription, runner.read(subscription, hits), stop, duration=None, run=run)
+            failure = await interrupts.awaited(following, runner)
         else:
             if not stop.is_set():
                 run.release(stop)

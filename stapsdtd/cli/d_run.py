@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,10 @@ from stapsdtd.query.d.values import INT64_MAX, INT64_MIN, signed
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stapsdtd.cli.d_hits import Hits
-    from stapsdtd.client import AsyncSubscription, Event
+    from stapsdtd.client import AsyncSubscription
     from stapsdtd.query.d.interpret import Program
     from stapsdtd.query.d.lower import Lowered
     from stapsdtd.query.d.machine import Hit
@@ -79,7 +80,14 @@ class Runner:
         self._lowered = lowered
         # Unix time; what fired later is over
         self._last_ns: float = math.inf
+        # of the monotonic clock, in seconds
+        self._deadline: float = math.inf
+        self._unseen = 0
         self.done = asyncio.Event()
+
+    def hurry(self, seconds: float) -> None:
+        """Look at hits for so long at most, and count those that are left."""
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     @property
     def _clauses(self) -> Sequence[Clause]:
@@ -120,8 +128,8 @@ class Runner:
             match message:
                 case Snapshot():
                     self._merge(message)
-                case EventBatch(events=events):
-                    self._run(events, hits)
+                case EventBatch():
+                    self._run(message, hits)
                     self._show()
                 case Loss(count=count):
                     print_stderr(f"{count} drops")
@@ -137,10 +145,17 @@ class Runner:
                 case _:
                     pass
 
-    def _run(self, events: Iterable[Event], hits: Hits) -> None:
+    def _run(self, batch: EventBatch, hits: Hits) -> None:
         """Run the clauses of events, in the order of time, until one of them calls exit()."""
-        for event in events:
+        if time.monotonic() > self._deadline:
+            # without making events of them, which takes as long as running clauses
+            self._unseen += sum(len(block.seq) for block in batch.blocks)
+            return
+        for position, event in enumerate(batch.events):
             if event.time_ns > self._last_ns:
+                return
+            if time.monotonic() > self._deadline:
+                self._unseen += len(batch.events) - position
                 return
             if (clauses := hits.matching(event)) and self._program.run(clauses, hits.hit(event)):
                 self._last_ns = 0
@@ -192,6 +207,8 @@ class Runner:
         """Run END, and print what is left."""
         self.own(Moment.END, hit)
         self._program.finish()
+        if self._unseen and self._last_ns:
+            print_stderr(f"{plural(self._unseen, 'hit')} not shown: interrupted before the program had looked at them")
         if dropped := self._program.variables.dropped:
             print_stderr(f"{dropped} dynamic variable drops")
         for aggregation in self._program.aggregations.values():

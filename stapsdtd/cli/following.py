@@ -236,16 +236,18 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
 
 
 @contextmanager
-def set_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Set stop on the first SIGINT or SIGTERM. A second one kills the process.
+def set_on_signals(*stops: asyncio.Event) -> Iterator[None]:
+    """Set one event for each SIGINT or SIGTERM, in order. One more kills the process.
 
     Also SIGINT, which shells have jobs ignore that a script starts in the background: kill -INT is how these end.
     """
-    loop = asyncio.get_running_loop()
+    loop, waiting = asyncio.get_running_loop(), list(stops)
 
     def handle(signum: int, frame: FrameType | None) -> None:
         del frame
-        signal.signal(signum, signal.SIG_DFL)
+        if len(waiting) == 1:
+            signal.signal(signum, signal.SIG_DFL)
+        stop = waiting.pop(0) if len(waiting) > 1 else waiting[0]
         loop.call_soon_threadsafe(stop.set)
 
     previous = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from stapsdtd.cli.d import BACKLOG_SECONDS
 from tests.kernel.test_d import rows, run
-from tests.support import TICKER, Daemon, Ticker, compile_target, stapsdt_command, wait_for
+from tests.support import TICKER, TIME_FACTOR, Daemon, Ticker, compile_target, stapsdt_command, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -86,3 +90,32 @@ def test_names_are_shown_with_dashes(daemon: Daemon, dashes_program: Path) -> No
     assert [line[-1] for line in listed] == ["NAME", "go-on"]
     done = run(daemon, "-n", f"{DASHES}$target:::go-on", "-c", str(dashes_program))
     assert [line[2] for line in rows(done.stdout)] == ["FUNCTION:NAME", "main:go-on"]
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_ctrl_c_ends_a_program_soon(daemon: Daemon, ticker_program: Path, interrupts: int) -> None:
+    program = f'BEGIN {{ printf("begun\\n"); }} {TICKER}*:::tick {{ @ = count(); n++; @q[arg0 % 9] = quantize(arg1); }}'
+    command = [*stapsdt_command(daemon.target, "d"), "-q", "-Z", "-n", f'{program} END {{ printf("%d ends", n); }}']
+    with (
+        subprocess.Popen([str(ticker_program), str(1 << 40)]) as ticking,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tracing,
+    ):
+        try:
+            assert tracing.stdout is not None
+            assert tracing.stdout.readline() == "begun\n"
+            # more than it can look at meanwhile
+            time.sleep(4)
+            begin = time.monotonic()
+            for _ in range(interrupts):
+                tracing.send_signal(signal.SIGINT)
+                time.sleep(0.2)
+            output, errors = tracing.communicate(timeout=60)
+            seconds = time.monotonic() - begin
+        finally:
+            ticking.kill()
+    count = output.partition(" ends")[0]
+    assert int(count)
+    assert [count] in rows(output)
+    assert re.search(r"\d+ hits not shown: interrupted", errors)
+    # it took 15 s
+    assert seconds < (BACKLOG_SECONDS + 5) * TIME_FACTOR

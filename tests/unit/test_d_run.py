@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stapsdtd.cli.d_hits import Hits
 from stapsdtd.cli.d_run import Output, Runner
 from stapsdtd.client import Account, AsyncSubscription, Bucket, Event, EventBatch, Snapshot, SnapshotRow
+from stapsdtd.client.messages import EventBlock
 from stapsdtd.query.d.aggregations import Aggregation
 from stapsdtd.query.d.check import check
 from stapsdtd.query.d.checked import Checked
@@ -111,7 +112,7 @@ class Fired:
 
     async def messages(self) -> AsyncIterator[EventBatch]:
         for time_ns in self._times:
-            batch = EventBatch(())
+            batch = EventBatch(cast("tuple[EventBlock, ...]", (SimpleNamespace(seq=[time_ns]),)))
             vars(batch)["events"] = (SimpleNamespace(time_ns=time_ns),)
             yield batch
             self._behind(time_ns)
@@ -154,3 +155,17 @@ def test_hits_until_the_exit_are_looked_at(text: str, seen: int) -> None:
     asyncio.run(runner.read(stream, hits))
     assert running.aggregations[""].rows[()].count == seen
     assert running.exit_status == (3 if "exit" in text else None)
+
+
+def test_hits_are_counted_that_there_was_no_time_for(capsys: pytest.CaptureFixture[str]) -> None:
+    program = check(parse("a:::b { @ = count(); }"), lambda *_: INT64)
+    running = Program(program, Records(lambda _: None, is_quiet=True), Sorting(), lambda *_: None)
+    runner, hits = Runner(running, Output(), {}), AllHits(program)
+
+    def interrupt_at_2(time_ns: int) -> None:
+        runner.hurry(0 if time_ns == 2 else 100)
+
+    asyncio.run(runner.read(cast("AsyncSubscription", Fired([1, 2, 3, 4, 5], interrupt_at_2)), hits))
+    runner.finish(hits.own("dtrace", "END"))
+    assert running.aggregations[""].rows[()].count == 2
+    assert "3 hits not shown: interrupted before the program had looked at them" in capsys.readouterr().err
