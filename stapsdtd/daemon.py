@@ -45,6 +45,7 @@ from stapsdtd.errors import StapsdtdError
 from stapsdtd.functions.kernel import make_kernel_functions
 from stapsdtd.inventory.inventory import make_inventory
 from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
+from stapsdtd.kernel.clock_sets import ClockSets
 from stapsdtd.kernel.container_names import ContainerNames
 from stapsdtd.kernel.descriptors import allow_all_descriptors
 from stapsdtd.kernel.filesystems import Filesystems
@@ -63,6 +64,7 @@ from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
 from stapsdtd.runtime.shares import Shares, Toll
 from stapsdtd.runtime.slices import MeasuredLoop
 from stapsdtd.runtime.stopping import StopDeadline
+from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.queueing import QueueingParser
 from stapsdtd.sessions.evaluating import Evaluating
@@ -104,6 +106,8 @@ class Daemon:
         self._arming = FairThread("stapsdtd-arming", Toll(self._shares, "arming", waits=False))
         self._matching = FairThread("stapsdtd-matching", Toll(self._shares, "matching"))
         self._evaluating = Evaluating(self._shares)
+        self._wall_clock = WallClock()
+        self._clock_sets = ClockSets()
         self._threads = Threads()
         self._descendants = Descendants()
         self._filesystems = Filesystems(config.filesystems.arm)
@@ -133,6 +137,7 @@ class Daemon:
                 arming_thread=self._arming,
                 matching_thread=self._matching,
                 evaluating=self._evaluating,
+                wall_clock=self._wall_clock,
                 connected=self._connected,
                 nops=host.nops,
                 filesystems=self._filesystems,
@@ -190,6 +195,7 @@ class Daemon:
         if missing := [each.name for each in self._host.features if not each.available]:
             _log.warning("unavailable on this host: %s; run 'stapsdt doctor' to see why", ", ".join(missing))
         remove_leftovers(self._host.tracefs)
+        asyncio.get_running_loop().add_reader(self._clock_sets, self._look_at_clock)
         await self._control.run(self._watcher.start)
         # the first clients are to find what there is, and the sandbox may take long to start
         scanned = asyncio.wrap_future(await self._control.run(self._watcher.refresh))
@@ -228,8 +234,17 @@ class Daemon:
             # streams get their End before the server stops
             steps.push_async_callback(self._end_subscriptions)
             steps.push_async_callback(self._health.stop)
+            steps.callback(self._stop_looking_at_clock)
             if self._exporter is not None:
                 steps.callback(self._exporter.close)
+
+    def _look_at_clock(self) -> None:
+        self._clock_sets.read()
+        self._wall_clock.look()
+
+    def _stop_looking_at_clock(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._clock_sets)
+        self._clock_sets.close()
 
     def _abort(self) -> None:
         """Release what the next daemon needs."""

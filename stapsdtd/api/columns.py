@@ -30,6 +30,7 @@ def message(entry: Entry, realtime_offset_ns: int) -> bytes:
         seqs = rows.astype(np.uint64) + np.uint64(entry.first_seq)
         columns.add_message(pb.Columns.BLOCKS_FIELD_NUMBER, _block(events, seqs, realtime_offset_ns))
     columns.add_number(pb.Columns.NEXT_SEQ_FIELD_NUMBER, entry.next_seq)
+    columns.add_number(pb.Columns.REALTIME_OFFSET_NS_FIELD_NUMBER, realtime_offset_ns % (1 << 64))
     response = Message()
     response.add_message(pb.StreamResponse.COLUMNS_FIELD_NUMBER, columns)
     return response.join()

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from stapsdtd.api import columns, rows, subscription_messages
 from stapsdtd.api.stream import ClauseReader
+from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.log import Entry
 from stapsdtd.spans.span import OpenSpan
@@ -19,16 +20,16 @@ _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.1, 1.0
 
 
 class EventReader(ClauseReader):
-    def __init__(self, clause: Clause, encoding: int, from_seq: int | None, *, realtime_offset_ns: int) -> None:
+    def __init__(self, clause: Clause, encoding: int, from_seq: int | None, *, wall_clock: WallClock) -> None:
         """from_seq: of the first event that the client lacks; None for the first that was not sent."""
         super().__init__(clause)
         self._as_rows = encoding != pb.StreamRequest.ENCODING_COLUMNS
         self._seq = from_seq
-        self._realtime_offset_ns = realtime_offset_ns
+        self._wall_clock = wall_clock
         self._described: set[int] = set()
         self._is_resumed = from_seq is None
         report_ns = clause.spec.span.report_open_ns if clause.spec.span else 0
-        self._open = _OpenReporter(clause, report_ns, realtime_offset_ns) if report_ns else None
+        self._open = _OpenReporter(clause, report_ns, wall_clock) if report_ns else None
         self._tell_open_at(time.monotonic())
 
     def _tell_open_at(self, now: float) -> None:
@@ -65,19 +66,21 @@ class EventReader(ClauseReader):
             self._described |= undescribed.keys()
             descriptions = pb.StreamResponse(descriptions=subscription_messages.descriptions(undescribed))
             yield descriptions.SerializeToString(), entry.first_seq
-        if self._as_rows:
-            yield from rows.messages(entry, self._realtime_offset_ns, sites)
-        else:
-            yield columns.message(entry, self._realtime_offset_ns), entry.next_seq
+        for begin, end, offset_ns in self._wall_clock.spans(entry.batch.time_ns):
+            part = entry.part(begin, end)
+            if self._as_rows:
+                yield from rows.messages(part, offset_ns, sites)
+            else:
+                yield columns.message(part, offset_ns), part.next_seq
 
 
 class _OpenReporter:
     """Tells once of each start that has waited for so long."""
 
-    def __init__(self, clause: Clause, report_ns: int, realtime_offset_ns: int) -> None:
+    def __init__(self, clause: Clause, report_ns: int, wall_clock: WallClock) -> None:
         self._clause = clause
         self._report_ns = report_ns
-        self._realtime_offset_ns = realtime_offset_ns
+        self._wall_clock = wall_clock
         self._told: set[OpenSpan] = set()
         self.pause = min(max(report_ns / 4e9, _LEAST_PAUSE_SECONDS), _MOST_PAUSE_SECONDS)
 
@@ -89,4 +92,4 @@ class _OpenReporter:
         new = sorted(late - self._told, key=lambda span: span.begin_ns)
         self._told = late
         told = replace(spans, oldest=tuple(new))
-        return subscription_messages.encoded_spans(self._clause, told, self._realtime_offset_ns) if new else None
+        return subscription_messages.encoded_spans(self._clause, told, self._wall_clock) if new else None

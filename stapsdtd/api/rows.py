@@ -80,7 +80,7 @@ def messages(entry: Entry, realtime_offset_ns: int, sites: Sites) -> Iterator[tu
             continue
         for portion in _portions(encoded):
             first_seq += len(portion)
-            yield wire.delimited(pb.StreamResponse.ROWS_FIELD_NUMBER, b"".join(portion)), first_seq
+            yield _response(b"".join(portion), realtime_offset_ns), first_seq
 
 
 def _portions(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -105,13 +105,25 @@ def _encode(batch: EventBatch, first_seq: int, realtime_offset_ns: int, sites: S
         if len(equal_width) < len(fields):
             return _joined(fields, len(batch))
         table = _table(equal_width, len(batch), is_event=True)
-        return b"".join([wire.head(pb.StreamResponse.ROWS_FIELD_NUMBER, table.size), table.data])
+        return _response(table.data, realtime_offset_ns)
     events = [b""] * len(batch)
     for rows, part in batch.homogeneous():
         fields = _fields(part, seqs[rows], realtime_offset_ns, sites)
         for row, event in zip(rows.tolist(), _joined(fields, len(part)), strict=True):
             events[row] = event
     return events
+
+
+def _response(events: bytes | memoryview, realtime_offset_ns: int) -> bytes:
+    """events: as fields of a Rows message."""
+    offset = _offset(realtime_offset_ns)
+    size = memoryview(events).nbytes + len(offset)
+    return b"".join([wire.head(pb.StreamResponse.ROWS_FIELD_NUMBER, size), events, offset])
+
+
+@lru_cache(16)
+def _offset(realtime_offset_ns: int) -> bytes:
+    return pb.Rows(realtime_offset_ns=realtime_offset_ns).SerializeToString()
 
 
 def _fields(events: EventBatch, seqs: U64, realtime_offset_ns: int, sites: Sites) -> list[_Field]:

@@ -12,6 +12,7 @@ from stapsdtd.aggregate.table import Table
 from stapsdtd.api import snapshots, subscription_messages
 from stapsdtd.api.stream import ClauseReader
 from stapsdtd.capture.engine import SubscriptionKey
+from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -35,7 +36,7 @@ class SnapshotReader(ClauseReader):
         take_turns: TakeTurns,
         *,
         from_number: int | None,
-        realtime_offset_ns: int,
+        wall_clock: WallClock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """from_number: of the first snapshot that the client lacks. collect: see `Engine.collect`. take_turns:
@@ -47,7 +48,7 @@ class SnapshotReader(ClauseReader):
         self._next_number = table.last.number + 1 if from_number is None else from_number
         self._collect = collect
         self._take_turns = take_turns
-        self._realtime_offset_ns = realtime_offset_ns
+        self._wall_clock = wall_clock
         self._clock = clock
         self._interval = aggregation.interval_ms / 1000
         self.due = clock() + self._interval if self._interval else None
@@ -74,12 +75,12 @@ class SnapshotReader(ClauseReader):
             return []
         self._next_number = unsent[-1].number + 1
         messages = []
-        waiting = subscription_messages.open_spans(self._clause, self._realtime_offset_ns)
+        waiting = subscription_messages.open_spans(self._clause, self._wall_clock)
         for snapshot in unsent:
             account = subscription_messages.account(self._clause.account(snapshot))
             # of earlier ones, which a stream did not come to send, it is not known any more
             is_open = waiting if snapshot is unsent[-1] else None
-            for message in snapshots.messages(snapshot, self._aggregation, account, self._realtime_offset_ns, is_open):
+            for message in snapshots.messages(snapshot, self._aggregation, account, self._wall_clock, is_open):
                 messages.append(pb.StreamResponse(snapshot=message).SerializeToString())
                 yield
         return messages

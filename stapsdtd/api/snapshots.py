@@ -11,6 +11,7 @@ from stapsdtd.aggregate.buckets import GREATEST, LEAST, Buckets
 from stapsdtd.aggregate.table import Snapshot
 from stapsdtd.events.columns import CUT
 from stapsdtd.model import Capture
+from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _BYTES_PER_MESSAGE = 1 << 18
@@ -37,7 +38,7 @@ def messages(
     snapshot: Snapshot,
     aggregation: Aggregation,
     account: pb.Account,
-    realtime_offset_ns: int,
+    wall_clock: WallClock,
     waiting: pb.OpenSpans | None = None,
 ) -> Iterator[pb.Snapshot]:
     """Yield a snapshot in messages of moderate size. account, waiting: as of the snapshot."""
@@ -47,8 +48,10 @@ def messages(
         following = next(parts, None)
         message = pb.Snapshot(
             number=snapshot.number,
-            begin_ns=snapshot.begin_ns + realtime_offset_ns,
-            end_ns=snapshot.end_ns + realtime_offset_ns,
+            begin_ns=wall_clock.time_ns(snapshot.begin_ns),
+            end_ns=wall_clock.time_ns(snapshot.end_ns),
+            begin_monotonic_ns=snapshot.begin_ns,
+            end_monotonic_ns=snapshot.end_ns,
             count=len(rows),
             keys=[
                 _column([key[position] for key, _ in rows], is_bytes=_is_bytes(source))

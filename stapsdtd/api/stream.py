@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from stapsdtd.api import subscription_messages
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.runtime.wall_clock import ClockChange
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -71,6 +72,7 @@ class SubscriptionStream:
         self.subscription = subscription
         self._readers = readers
         self._clock = clock
+        self._clock_told_ns = subscription.created_monotonic_ns
         self._woken = asyncio.Event()
         self._waking = False
         self._stopped: StapsdtdError | None = None
@@ -85,7 +87,8 @@ class SubscriptionStream:
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield serialized StreamResponses. Raises the error passed to `stop`."""
         loop = asyncio.get_running_loop()
-        unregister = self.subscription.wake_with(lambda: self._wake(loop))
+        wakers = (self.subscription.wake_with, self.subscription.wall_clock.wake_with)
+        unregister = [wake_with(lambda: self._wake(loop)) for wake_with in wakers]
         try:
             while True:
                 self._woken.clear()
@@ -106,21 +109,33 @@ class SubscriptionStream:
                     return
                 await self._wait()
         finally:
-            unregister()
+            for end_waking in unregister:
+                end_waking()
 
     async def _new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
         """Yield what is new, of each clause in turn, until there is no more."""
         has_more = True
         while has_more:
             has_more = False
-            if statuses := self.subscription.new_statuses():
-                status = pb.Status(sites=subscription_messages.site_statuses(self.subscription, statuses))
+            statuses, changes = self.subscription.new_statuses(), self._new_clock_changes()
+            if statuses or changes:
+                status = pb.Status(
+                    sites=subscription_messages.site_statuses(self.subscription, statuses),
+                    clock_changes=subscription_messages.clock_changes(changes),
+                )
                 yield pb.StreamResponse(status=status).SerializeToString()
             for reader in self._readers:
                 async with aclosing(reader.new_messages(is_ended=is_ended)) as messages:
                     async for message in messages:
                         has_more = True
                         yield message + reader.suffix if reader.suffix else message
+
+    def _new_clock_changes(self) -> list[ClockChange]:
+        """Return those that this stream has not told of."""
+        changes = self.subscription.wall_clock.changes_after(self._clock_told_ns)
+        if changes:
+            self._clock_told_ns = changes[-1].monotonic_ns
+        return changes
 
     async def _wait(self) -> None:
         """Return when there may be something new."""

@@ -39,14 +39,19 @@ def stream_of(
         positions.setdefault(tags[0], request.from_seq)
     if unknown := positions.keys() - set(tags):
         raise InvalidArgumentError("positions", f"the subscription has no clause {min(unknown)!r}")
-    offset_ns = subscription.realtime_offset_ns
 
     def reader_of(clause: Clause) -> ClauseReader:
         first, aggregation = positions.get(clause.spec.tag), clause.spec.aggregation
         if aggregation is None or clause.table is None:
-            return EventReader(clause, request.encoding, first, realtime_offset_ns=offset_ns)
+            return EventReader(clause, request.encoding, first, wall_clock=subscription.wall_clock)
         return SnapshotReader(
-            clause, clause.table, aggregation, collect, take_turns, from_number=first, realtime_offset_ns=offset_ns
+            clause,
+            clause.table,
+            aggregation,
+            collect,
+            take_turns,
+            from_number=first,
+            wall_clock=subscription.wall_clock,
         )
 
     return SubscriptionStream(subscription, [reader_of(clause) for clause in subscription.clauses])

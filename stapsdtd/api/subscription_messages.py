@@ -13,6 +13,7 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.columns import CUT
 from stapsdtd.model import BuiltIn, Site, StartArgument
 from stapsdtd.query.text import text_of
+from stapsdtd.runtime.wall_clock import ClockChange, WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.fields import ComputedField, Delivered
 from stapsdtd.sessions.sink import Account
@@ -65,6 +66,18 @@ def _site_status(status: SiteStatus, tag: str) -> pb.SiteStatus:
     )
 
 
+def clock_changes(changes: Iterable[ClockChange]) -> list[pb.ClockChange]:
+    return [
+        pb.ClockChange(
+            time_ns=each.time_ns,
+            monotonic_ns=each.monotonic_ns,
+            by_ns=each.by_ns,
+            suspended_ns=each.suspended_ns,
+        )
+        for each in changes
+    ]
+
+
 def account(account: Account) -> pb.Account:
     spans = account.spans
     return pb.Account(
@@ -97,19 +110,19 @@ def account(account: Account) -> pb.Account:
 
 
 def clause_accounts(subscription: Subscription) -> list[pb.ClauseAccount]:
-    offset_ns = subscription.realtime_offset_ns
+    clock = subscription.wall_clock
     return [
-        pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account()), open=open_spans(clause, offset_ns))
+        pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account()), open=open_spans(clause, clock))
         for clause in subscription.clauses
     ]
 
 
-def open_spans(clause: Clause, realtime_offset_ns: int) -> pb.OpenSpans | None:
+def open_spans(clause: Clause, wall_clock: WallClock) -> pb.OpenSpans | None:
     """Return the starts of a clause that wait for their ends; None if there are none."""
-    return encoded_spans(clause, clause.open_spans(), realtime_offset_ns)
+    return encoded_spans(clause, clause.open_spans(), wall_clock)
 
 
-def encoded_spans(clause: Clause, spans: OpenSpans, realtime_offset_ns: int) -> pb.OpenSpans | None:
+def encoded_spans(clause: Clause, spans: OpenSpans, wall_clock: WallClock) -> pb.OpenSpans | None:
     if not spans.count or clause.spec.span is None:
         return None
     captures = clause.spec.span.span.start_captures
@@ -118,7 +131,8 @@ def encoded_spans(clause: Clause, spans: OpenSpans, realtime_offset_ns: int) -> 
     return pb.OpenSpans(
         spans=[
             pb.OpenSpan(
-                begin_ns=each.begin_ns + realtime_offset_ns,
+                begin_ns=wall_clock.time_ns(each.begin_ns),
+                begin_monotonic_ns=each.begin_ns,
                 waiting_ns=max(now_ns - each.begin_ns, 0),
                 pid=each.thread.pid,
                 tid=each.thread.tid,

@@ -27,7 +27,7 @@ from stapsdtd.cli.snapshot_output import Output, Shown, output_for
 from stapsdtd.cli.splitting import split_keys
 from stapsdtd.cli.sql_text import DIALECTS
 from stapsdtd.cli.unmatched import Wanted, subscribed
-from stapsdtd.client import AsyncClient, Interruption, Snapshot
+from stapsdtd.client import AsyncClient, ClockChange, Interruption, Snapshot
 from stapsdtd.subscribe_options import Aggregate
 
 if TYPE_CHECKING:
@@ -232,6 +232,8 @@ class _Reader:
                     self._last = message
                     if self._shows_all and (not self._show(message) or message.number == self._count):
                         return
+                case ClockChange():
+                    self._output.clock_set(message)
                 case Interruption(error):
                     seconds = subscription.lease_seconds
                     print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")

@@ -53,7 +53,8 @@ class Hits:
         self._matching: dict[tuple[int, int], tuple[Clause, ...]] = {}
         self._captured: dict[int, list[tuple[CapturedArgument, list[Place]]]] = {}
         self._probes: dict[tuple[int, int], tuple[int, str, str, str, str]] = {}
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        # from the server's CLOCK_MONOTONIC to this host's
+        self._ahead_ns: int | None = None
 
     def matching(self, event: Event) -> tuple[Clause, ...]:
         """Return the clauses that an event is a hit of, in the order of the program."""
@@ -96,13 +97,24 @@ class Hits:
             gid=fields.get("gid"),
             cpu=event.cpu,
             execname=event.comm,
-            timestamp=event.time_ns - self._offset_ns,
+            timestamp=self.timestamp(event),
             walltimestamp=event.time_ns,
             arguments=arguments,
             strings=strings,
             memory=memory,
             missing=missing,
         )
+
+    def timestamp(self, event: Event) -> int:
+        """Return when an event fired, by this host's CLOCK_MONOTONIC. Where the server runs on another host, the clocks
+        of both are compared once, since they may be set later.
+        """
+        if event.monotonic_ns is None or self._ahead_ns is None:
+            here_ns = event.time_ns - (time.time_ns() - time.monotonic_ns())
+            if event.monotonic_ns is None:
+                return here_ns
+            self._ahead_ns = here_ns - event.monotonic_ns
+        return event.monotonic_ns + self._ahead_ns
 
     def _captures(self, site_id: int) -> list[tuple[CapturedArgument, list[Place]]]:
         """Return what a site captures, of buffers with the places that they have."""
@@ -132,7 +144,6 @@ class Hits:
 
     def own(self, provider: str, name: str) -> Hit:
         """Return a moment of the program itself."""
-        now = time.time_ns()
         return Hit(
             self._ids.id_of(provider, "", "", name),
             provider,
@@ -144,6 +155,6 @@ class Hits:
             uid=os.getuid(),
             gid=os.getgid(),
             execname="stapsdt",
-            timestamp=now - self._offset_ns,
-            walltimestamp=now,
+            timestamp=time.monotonic_ns(),
+            walltimestamp=time.time_ns(),
         )

@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.render import discard_output, plural, print_stderr
-from stapsdtd.client import End, EventBatch, Interruption, Loss, Snapshot, Status
+from stapsdtd.cli.trace_output import format_clock_set
+from stapsdtd.client import ClockChange, End, EventBatch, Interruption, Loss, Snapshot, Status
 from stapsdtd.client.messages import SiteState
 from stapsdtd.query.d.aggregations import Row
 from stapsdtd.query.d.conversion import converter
@@ -78,7 +79,7 @@ class Runner:
         self._program = program
         self._output = output
         self._lowered = lowered
-        # Unix time; what fired later is over
+        # by this host's CLOCK_MONOTONIC; what fired later is over
         self._last_ns: float = math.inf
         # of the monotonic clock, in seconds
         self._deadline: float = math.inf
@@ -98,7 +99,7 @@ class Runner:
         clauses = [clause for clause in self._clauses if moment in map(meaning, clause.descriptions)]
         if self._program.run(clauses, hit, is_end=moment is Moment.END):
             # hits before a timer may be on their way, and there are none before BEGIN
-            self._last_ns = min(self._last_ns, hit.walltimestamp if isinstance(moment, Tick) else 0)
+            self._last_ns = min(self._last_ns, hit.timestamp if isinstance(moment, Tick) else 0)
         self._show()
 
     def _show(self) -> None:
@@ -137,6 +138,8 @@ class Runner:
                     for site in sites:
                         if site.state is SiteState.REFUSED:
                             print_stderr(escape(f"{site.provider}:{site.name} in {site.path}: refused: {site.reason}"))
+                case ClockChange():
+                    print_stderr(format_clock_set(message))
                 case Interruption(error):
                     seconds = subscription.lease_seconds
                     print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")
@@ -152,7 +155,7 @@ class Runner:
             self._unseen += sum(len(block.seq) for block in batch.blocks)
             return
         for position, event in enumerate(batch.events):
-            if event.time_ns > self._last_ns:
+            if hits.timestamp(event) > self._last_ns:
                 return
             if time.monotonic() > self._deadline:
                 self._unseen += len(batch.events) - position

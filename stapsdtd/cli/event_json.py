@@ -1,8 +1,11 @@
 """Events as JSON, a line each, for `stapsdt trace --json`.
 
-    {"seq": 1, "time_ns": 1700000000123456789, "pid": 1234, "tid": 1240, "cpu": 2, "comm": "postgres",
-     "provider": "postgresql", "name": "query__start", "path": "/usr/lib/postgresql/15/bin/postgres",
-     "module": "postgres", "function": "exec_simple_query", "offset": 3456789, "args": ["SELECT 1", 42], "uid": 108}
+    {"seq": 1, "time_ns": 1700000000123456789, "monotonic_ns": 81234567890123, "pid": 1234, "tid": 1240, "cpu": 2,
+     "comm": "postgres", "provider": "postgresql", "name": "query__start",
+     "path": "/usr/lib/postgresql/15/bin/postgres", "module": "postgres", "function": "exec_simple_query",
+     "offset": 3456789, "args": ["SELECT 1", 42], "uid": 108}
+
+`monotonic_ns` is CLOCK_MONOTONIC of the server's host, and missing if an older server does not tell it.
 
 Where arguments have names, `"named": {"query": "SELECT 1"}` follows args. Spans also have `"start_args"` and
 `"elapsed"`, in nanoseconds. `"truncated": ["query"]` names strings of which there was more.
@@ -55,6 +58,7 @@ def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str
     columns: list[Iterable[object]] = [
         block.seq,
         block.time_ns,
+        *([] if block.realtime_offset_ns is None else [cast("Sequence[int]", block.monotonic_ns)]),
         block.pid,
         block.tid,
         block.cpu,
@@ -74,8 +78,10 @@ def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str
     arguments = ", ".join(["%s"] * own)
     of_start = f', "start_args": [{", ".join(["%s"] * (count - own))}]' if own < count else ""
     fields = "".join(f", {json.dumps(name)}: ".replace("%", "%%") + "%s" for name in names)
+    monotonic = "" if block.realtime_offset_ns is None else ', "monotonic_ns": %s'
     line = (
-        '{"seq": %s, "time_ns": %s, "pid": %s, "tid": %s, "cpu": %s, "comm": %s, %s, '
+        f'{{"seq": %s, "time_ns": %s{monotonic}, '
+        '"pid": %s, "tid": %s, "cpu": %s, "comm": %s, %s, '
         f'"args": [{arguments}]{of_start}{named}{fields}{unavailable}}}'
     )
     return map(line.__mod__, zip(*columns, strict=True))

@@ -36,6 +36,7 @@ class _Row(NamedTuple):
 
     traced: Traced
     time_ns: int
+    monotonic_ns: int | None
     cpu: int
     pid: int
     tid: int
@@ -80,11 +81,13 @@ class FunctionLines:
         return rows if self._stacks is None else chain.from_iterable(map(partial(_of_stack, self._stacks), rows))
 
     def _rows(self, block: EventBlock) -> Iterator[_Row]:
+        monotonic_ns = block.monotonic_ns
         for at in range(block.count):
             site = block.sites[block.site_id[at]]
             yield _Row(
                 self._traced[site.probe.path, site.site.function or ""],
                 block.time_ns[at],
+                monotonic_ns[at],
                 block.cpu[at],
                 block.pid[at],
                 block.tid[at],
@@ -138,7 +141,8 @@ def _record(row: _Row) -> dict[str, object]:
     at_site, of_start, elapsed = _divided(row)
     is_return = site.probe.name == RETURN
     record: dict[str, object] = {
-        "time_ns": row.time_ns, "cpu": row.cpu, "pid": row.pid, "tid": row.tid, "module": traced.function.module,
+        "time_ns": row.time_ns, **({} if row.monotonic_ns is None else {"monotonic_ns": row.monotonic_ns}),
+        "cpu": row.cpu, "pid": row.pid, "tid": row.tid, "module": traced.function.module,
         "function": traced.function.name, "at": site.probe.name,
     }  # fmt: skip
     entered = of_start if is_return else at_site

@@ -74,6 +74,7 @@ class OpenSpanTexts:
         truncated = [each.name for each in values if isinstance(each.value, CutText)]
         return {
             "begin_ns": span.begin_ns,
+            **({} if span.begin_monotonic_ns is None else {"begin_monotonic_ns": span.begin_monotonic_ns}),
             "waiting_ns": span.waiting_ns,
             "pid": span.pid,
             "tid": span.tid,

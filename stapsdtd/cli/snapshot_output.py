@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.screen import Screen
-from stapsdtd.cli.trace_output import print_limited, print_summary, print_unmatched
+from stapsdtd.cli.trace_output import (
+    format_clock_set,
+    print_clock_set,
+    print_limited,
+    print_summary,
+    print_unmatched,
+)
 from stapsdtd.client import CutText, SiteState
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from stapsdtd.cli.following import Summary
     from stapsdtd.cli.open_spans import OpenSpanTexts
     from stapsdtd.cli.unmatched import Hints
-    from stapsdtd.client import SiteStatus, Snapshot, SnapshotRow, Value
+    from stapsdtd.client import ClockChange, SiteStatus, Snapshot, SnapshotRow, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Output(Protocol):
 
     def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None: ...
     def show(self, snapshot: Snapshot) -> None: ...
+    def clock_set(self, change: ClockChange) -> None: ...
     def close(self) -> None:
         """Restore the terminal, and leave the last snapshot there."""
 
@@ -101,6 +108,9 @@ class _JsonOutput:
             lines.append(json.dumps({**when, "open": self._open_spans.record(snapshot.open)}))
         write_lines(lines)
 
+    def clock_set(self, change: ClockChange) -> None:
+        print_clock_set(change, as_json=True)
+
     def close(self) -> None:
         pass
 
@@ -137,6 +147,9 @@ class _PipeOutput:
         write_lines([*([] if self._is_first else [""]), *head, *self._table.lines(snapshot), *waiting])
         self._is_first = False
 
+    def clock_set(self, change: ClockChange) -> None:
+        print_clock_set(change)
+
     def close(self) -> None:
         pass
 
@@ -171,6 +184,9 @@ class _TerminalOutput:
 
     def _open(self, snapshot: Snapshot) -> list[str]:
         return self._open_spans.lines(snapshot.open) if snapshot.open else []
+
+    def clock_set(self, change: ClockChange) -> None:
+        self._notices.append(format_clock_set(change))
 
     def close(self) -> None:
         self._screen.close()

@@ -21,6 +21,7 @@ from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
+    ClockChange,
     Interruption,
     SiteState,
     Snapshot,
@@ -150,6 +151,8 @@ class _Top:
                         return
                     if message.number == count:
                         self._stop.set()
+                case ClockChange():
+                    self._output.clock_set(message)
                 case Interruption(error):
                     seconds = self._subscription.lease_seconds
                     self._output.interrupted(f"stream interrupted, retrying for up to {seconds} s: {error}")

@@ -97,7 +97,7 @@ class Rates:
         self.total += count
         interval = Interval(
             snapshot.end_ns,
-            (snapshot.end_ns - snapshot.begin_ns) / 1e9,
+            snapshot.duration_ns / 1e9,
             count,
             self.total,
             tuple(

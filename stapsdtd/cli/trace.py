@@ -28,6 +28,7 @@ from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
+    ClockChange,
     End,
     EventBatch,
     Interruption,
@@ -210,6 +211,8 @@ class Printer:
                         self._output.loss(message)
                     case Status(sites):
                         self._output.changed(sites)
+                    case ClockChange():
+                        self._output.clock_set(message)
                     case Interruption(error):
                         self._output.interrupted(error, subscription.lease_seconds)
                     case End():

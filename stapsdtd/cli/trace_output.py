@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
+from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
 from stapsdtd.cli.event_json import json_lines
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from stapsdtd.cli.unmatched import Hints
     from stapsdtd.client import (
         ClientError,
+        ClockChange,
         EventBatch,
         Loss,
         OpenSpans,
@@ -46,6 +49,7 @@ class Output(Protocol):
     def open(self, spans: OpenSpans) -> None:
         """Print spans that have been open for as long as was asked for."""
 
+    def clock_set(self, change: ClockChange) -> None: ...
     def interrupted(self, error: ClientError, lease_seconds: int) -> None: ...
     def end(self, summary: Summary) -> None: ...
 
@@ -74,6 +78,9 @@ class JsonOutput:
 
     def open(self, spans: OpenSpans) -> None:
         write_lines([json.dumps({"open": self._open_spans.record(spans)})])
+
+    def clock_set(self, change: ClockChange) -> None:
+        print_clock_set(change, as_json=True)
 
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
         _print_record({"interrupted": str(error), "retrying_seconds": lease_seconds})
@@ -117,6 +124,9 @@ class HumanOutput:
 
     def open(self, spans: OpenSpans) -> None:
         write_lines(self._open_spans.events(spans))
+
+    def clock_set(self, change: ClockChange) -> None:
+        print_clock_set(change)
 
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
         print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
@@ -279,6 +289,28 @@ def print_unmatched(hints: Hints) -> None:
         _print_record({"left_out": hints.left_out})
     if hints.shared_files:
         _print_record({"shared_files": list(hints.shared_files)})
+
+
+def print_clock_set(change: ClockChange, *, as_json: bool = False) -> None:
+    """Print on standard error that the server's clock was set."""
+    if as_json:
+        _print_record({"clock_set": asdict(change)})
+    else:
+        print_stderr(format_clock_set(change))
+
+
+def format_clock_set(change: ClockChange) -> str:
+    """Return `the clock was set forward by 3,600 s`, or that the host was suspended, or both."""
+    way = "back" if change.by_ns < 0 else "forward"
+    changes = [f"the clock was set {way} by {_seconds(change.by_ns)}"] if change.by_ns else []
+    if change.suspended_ns:
+        changes.append(f"the host was suspended for {_seconds(change.suspended_ns)}")
+    return "; ".join(changes)
+
+
+def _seconds(time_ns: int) -> str:
+    """Return as many digits as there are."""
+    return f"{Decimal(abs(time_ns)).scaleb(-9).normalize():,f} s"
 
 
 def _print_record(record: Mapping[str, object]) -> None:

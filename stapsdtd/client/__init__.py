@@ -59,6 +59,7 @@ from stapsdtd.client.kernel_shapes import (
 )
 from stapsdtd.client.messages import (
     CapturedArgument,
+    ClockChange,
     CutText,
     DescribedSite,
     Descriptions,
@@ -135,6 +136,7 @@ __all__ = [
     "ClauseInfo",
     "Client",
     "ClientError",
+    "ClockChange",
     "Column",
     "ColumnBatch",
     "Constant",

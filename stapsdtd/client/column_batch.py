@@ -56,7 +56,8 @@ Column = NumberColumn | StringColumn
 class ColumnBatch:
     """count events of one clause as one read-only array per field; the arrays are views of the message's bytes.
 
-    comm has dtype `S16`. `sites[site_id]` describes the site and the values.
+    comm has dtype `S16`. `sites[site_id]` describes the site and the values. realtime_offset_ns: by how much time_ns is
+    ahead of CLOCK_MONOTONIC; None from an older server.
     """
 
     count: int
@@ -69,6 +70,12 @@ class ColumnBatch:
     site_id: NDArray[np.uint32]
     values: tuple[Column, ...]
     sites: Mapping[int, DescribedSite]
+    realtime_offset_ns: int | None = None
+
+    @property
+    def monotonic_ns(self) -> NDArray[np.int64] | None:
+        """Return when the events fired, by CLOCK_MONOTONIC of the server's host; None from an older server."""
+        return None if self.realtime_offset_ns is None else self.time_ns - self.realtime_offset_ns
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 _NUMBERS = {pb.Column.TYPE_SIGNED: "<i8", pb.Column.TYPE_UNSIGNED: "<u8", pb.Column.TYPE_FLOAT: "<f8"}
 
 
-def column_batch(columns: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> ColumnBatch:
+def column_batches(message: pb.Columns, sites: Mapping[int, DescribedSite]) -> tuple[ColumnBatch, ...]:
+    offset_ns = message.realtime_offset_ns if message.HasField("realtime_offset_ns") else None
+    return tuple(_column_batch(block, sites, offset_ns) for block in message.blocks)
+
+
+def _column_batch(columns: pb.ColumnBlock, sites: Mapping[int, DescribedSite], offset_ns: int | None) -> ColumnBatch:
     count = columns.count
     return ColumnBatch(
         count=count,
@@ -33,6 +38,7 @@ def column_batch(columns: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) ->
         site_id=_array(columns.site_id, "<u4", count),
         values=tuple(_column(column, count) for column in columns.values),
         sites=sites,
+        realtime_offset_ns=offset_ns,
     )
 
 

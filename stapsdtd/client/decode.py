@@ -223,6 +223,13 @@ def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[messages.SiteStatus, 
     )
 
 
+def clock_changes(status: pb.Status) -> Iterable[messages.ClockChange]:
+    return (
+        messages.ClockChange(each.time_ns, each.monotonic_ns, each.by_ns, each.suspended_ns)
+        for each in status.clock_changes
+    )
+
+
 def described_sites(descriptions: pb.Descriptions, tag: str) -> tuple[messages.DescribedSite, ...]:
     described: list[messages.DescribedSite] = []
     for description in descriptions.probes:
@@ -256,6 +263,7 @@ def open_spans(message: pb.OpenSpans, tag: str) -> messages.OpenSpans:
             each.tid,
             tuple(map(_value, each.key)),
             tuple(map(_value, each.values)),
+            each.begin_monotonic_ns if each.HasField("begin_monotonic_ns") else None,
         )
         for each in message.spans
     )

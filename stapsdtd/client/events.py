@@ -24,13 +24,14 @@ _Item = TypeVar("_Item")
 
 
 def event_batch(columns: pb.Columns, sites: Mapping[int, DescribedSite]) -> EventBatch:
+    offset_ns = columns.realtime_offset_ns if columns.HasField("realtime_offset_ns") else None
     try:
-        return EventBatch(tuple(_block(block, sites) for block in columns.blocks))
+        return EventBatch(tuple(_block(block, sites, offset_ns) for block in columns.blocks))
     except (struct.error, ValueError, IndexError) as error:
         raise ProtocolError(f"the server sent inconsistent columns: {error}") from error
 
 
-def _block(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> EventBlock:
+def _block(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite], offset_ns: int | None) -> EventBlock:
     count = block.count
     site_ids = _numbers(block.site_id, "I", count)
     if unknown := set(site_ids) - sites.keys():
@@ -48,6 +49,7 @@ def _block(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> EventBl
         values=tuple(values_of(column, count) for column in block.values),
         unavailable=_unavailable(block, site_ids, sites),
         cut=tuple(position for position, column in enumerate(block.values) if column.truncated),
+        realtime_offset_ns=offset_ns,
     )
 
 

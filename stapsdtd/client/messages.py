@@ -131,6 +131,7 @@ class Event(NamedTuple):
     probe: contains only those of its sites that were described together with this one.
     unavailable: why values are None, by position in values.
     tag: of the clause that it is an event of.
+    time_ns: as the server's clock showed it. monotonic_ns: by CLOCK_MONOTONIC of its host; None from an older server.
     """
 
     seq: int
@@ -144,6 +145,7 @@ class Event(NamedTuple):
     values: tuple[Value, ...]
     unavailable: Mapping[int, str] = ALL_AVAILABLE
     tag: str = ""
+    monotonic_ns: int | None = None
 
     def __hash__(self) -> int:
         return hash((*self[:9], self.tag))
@@ -164,6 +166,7 @@ class EventBlock:
 
     `sites[site_id]` describes the site and the values. values: one sequence for each captured argument. cut: positions
     of those of which some are CutText. unavailable: as of Event; None if all events have all values.
+    realtime_offset_ns: by how much time_ns is ahead of CLOCK_MONOTONIC; None from an older server.
     """
 
     count: int
@@ -178,6 +181,13 @@ class EventBlock:
     values: tuple[Sequence[Value], ...]
     unavailable: Sequence[Mapping[int, str]] | None
     cut: tuple[int, ...] = ()
+    realtime_offset_ns: int | None = None
+
+    @property
+    def monotonic_ns(self) -> Sequence[int | None]:
+        """Return when the events fired, by CLOCK_MONOTONIC of the server's host; None from an older server."""
+        offset_ns = self.realtime_offset_ns
+        return [None] * self.count if offset_ns is None else [time_ns - offset_ns for time_ns in self.time_ns]
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -204,6 +214,7 @@ class EventBlock:
             zip(*self.values, strict=True) if self.values else repeat((), self.count),
             self.unavailable or repeat(ALL_AVAILABLE, self.count),
             repeat(self.tag, self.count),
+            self.monotonic_ns,
             strict=True,
         )
         # Event's own constructor is Python code and would take longer than everything else here
@@ -270,6 +281,20 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockChange:
+    """The server's clock was set, or its host was suspended. Events from before have the times that it showed then.
+
+    time_ns, monotonic_ns: when that was noticed, by the changed clock and by CLOCK_MONOTONIC of its host. by_ns: by how
+    much it was set forward; negative if it was set back. suspended_ns: how long the host was suspended.
+    """
+
+    time_ns: int
+    monotonic_ns: int
+    by_ns: int
+    suspended_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Interruption:
     """The stream broke. It is reopened, and resumes where it stopped, until the lease expires."""
 
@@ -281,7 +306,8 @@ class OpenSpan:
     """A start that waits for its end.
 
     begin_ns: Unix time. waiting_ns: how long it has waited. key: as `Span.key`, empty if that is the thread. values: of
-    the start, in the order of `OpenSpans.captures`; None for what could not be read.
+    the start, in the order of `OpenSpans.captures`; None for what could not be read. begin_monotonic_ns: by
+    CLOCK_MONOTONIC of the server's host; None from an older server.
     """
 
     begin_ns: int
@@ -290,6 +316,7 @@ class OpenSpan:
     tid: int
     key: tuple[Value, ...]
     values: tuple[Value, ...]
+    begin_monotonic_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,5 +353,5 @@ class End:
 
 
 Message: TypeAlias = (
-    "Descriptions | EventBatch | ColumnBatch | Snapshot | OpenSpans | Loss | Status | Interruption | End"
+    "Descriptions | EventBatch | ColumnBatch | Snapshot | OpenSpans | Loss | Status | ClockChange | Interruption | End"
 )

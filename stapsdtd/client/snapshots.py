@@ -54,8 +54,10 @@ class SnapshotRow:
 class Snapshot:
     """The rows of an interval or, if the aggregation is cumulative, since the beginning.
 
-    number: counts from 1. begin_ns, end_ns: Unix time. account: as of end_ns. tag: of the clause that computes it.
-    open: the spans that were open when it was sent, if there were some and no later snapshot was there.
+    number: counts from 1. begin_ns, end_ns: Unix time, as the server's clock showed it. account: as of end_ns. tag: of
+    the clause that computes it. open: the spans that were open when it was sent, if there were some and no later
+    snapshot was there. begin_monotonic_ns, end_monotonic_ns: the same by CLOCK_MONOTONIC of the server's host; None
+    from an older server.
     """
 
     number: int
@@ -65,6 +67,15 @@ class Snapshot:
     account: Account
     tag: str = ""
     open: OpenSpans | None = None
+    begin_monotonic_ns: int | None = None
+    end_monotonic_ns: int | None = None
+
+    @property
+    def duration_ns(self) -> int:
+        """Return how long what it covers took, whether or not the clock was set meanwhile."""
+        if self.begin_monotonic_ns is None or self.end_monotonic_ns is None:
+            return self.end_ns - self.begin_ns
+        return self.end_monotonic_ns - self.begin_monotonic_ns
 
     def most_frequent(self, limit: int | None = None) -> list[SnapshotRow]:
         """Return the rows by falling count, which must be one of the functions; all of them or at most limit."""
@@ -99,7 +110,17 @@ class SnapshotReader:
         rows, self._rows = self._rows, []
         account = decode.account(message.account)
         waiting = decode.open_spans(message.open, self.tag) if message.HasField("open") else None
-        return Snapshot(message.number, message.begin_ns, message.end_ns, tuple(rows), account, self.tag, waiting)
+        return Snapshot(
+            message.number,
+            message.begin_ns,
+            message.end_ns,
+            tuple(rows),
+            account,
+            self.tag,
+            waiting,
+            message.begin_monotonic_ns if message.HasField("begin_monotonic_ns") else None,
+            message.end_monotonic_ns if message.HasField("end_monotonic_ns") else None,
+        )
 
     def _decoded(self, message: pb.Snapshot) -> list[SnapshotRow]:
         count = message.count

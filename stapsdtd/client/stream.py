@@ -22,6 +22,7 @@ from stapsdtd.client.errors import (
 )
 from stapsdtd.client.events import event_batch
 from stapsdtd.client.messages import (
+    ClockChange,
     DescribedSite,
     Descriptions,
     Encoding,
@@ -89,6 +90,7 @@ class SubscriptionState:
         self._sites: dict[int, SiteStatus] = {}
         self._ever_armed: dict[int, SiteStatus] = {}
         self._has_events = False
+        self._clock_told_ns = 0
         self._update(decode.site_statuses(response.sites))
 
     @property
@@ -135,10 +137,10 @@ class SubscriptionState:
                 self.positions[tag] = response.columns.next_seq
                 return (batch,)
             case "columns":
-                from stapsdtd.client.columns import column_batch  # noqa: PLC0415 (numpy costs 50 ms)
+                from stapsdtd.client.columns import column_batches  # noqa: PLC0415 (numpy costs 50 ms)
 
                 self._has_events = True
-                batches = tuple(column_batch(block, self.described) for block in response.columns.blocks)
+                batches = column_batches(response.columns, self.described)
                 self.positions[tag] = response.columns.next_seq
                 return batches
             case "snapshot":
@@ -157,7 +159,8 @@ class SubscriptionState:
                 status = Status(decode.site_statuses(response.status.sites))
                 self._update(status.sites)
                 self.appeared |= {site.path: site.armed_after_ns for site in status.sites if site.armed_after_ns}
-                return (status,)
+                changes = self._new_clock_changes(response.status)
+                return (*changes, status) if status.sites else changes
             case "end":
                 self.end = decode.end(response.end)
                 self.account, self.clause_accounts = self.end.account, dict(self.end.clauses)
@@ -165,6 +168,13 @@ class SubscriptionState:
                 return (self.end,)
             case _:
                 raise ProtocolError("the server sent a message of a type that this client does not know")
+
+    def _new_clock_changes(self, status: pb.Status) -> tuple[ClockChange, ...]:
+        """Return those that no stream has told of yet."""
+        changes = tuple(each for each in decode.clock_changes(status) if each.monotonic_ns > self._clock_told_ns)
+        if changes:
+            self._clock_told_ns = changes[-1].monotonic_ns
+        return changes
 
     def _unsubscribed(self, response: pb.UnsubscribeResponse) -> Account:
         self.still_disarming = response.still_disarming

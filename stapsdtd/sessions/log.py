@@ -47,7 +47,13 @@ class Entry:
         """Leave out the events before seq."""
         if seq <= self.first_seq:
             return self
-        return replace(self, first_seq=seq, batch=self.batch.slice(seq - self.first_seq, len(self.batch)))
+        return self.part(seq - self.first_seq, len(self.batch))
+
+    def part(self, begin: int, end: int) -> Entry:
+        """Return consecutive events, by their positions."""
+        if end - begin == len(self.batch):
+            return self
+        return replace(self, first_seq=self.first_seq + begin, batch=self.batch.slice(begin, end))
 
     def followed_by(self, later: Entry) -> Entry:
         return Entry(self.first_seq, join([self.batch, later.batch]), self.nbytes + later.nbytes - ENTRY_OVERHEAD)

@@ -19,6 +19,7 @@ from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object, Site
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.runtime.logs import fields
+from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.evaluating import Evaluating
 from stapsdtd.sessions.own_clients import ConnectedClients
@@ -88,18 +89,20 @@ class Subscription:
         engine_pairs: Callable[[ClauseSpec], bool] = lambda _: False,
         open_in_engine: Callable[[SubscriptionKey], OpenSpans] = lambda _: NO_OPEN_SPANS,
         evaluating: Evaluating | None = None,
+        wall_clock: WallClock | None = None,
     ) -> None:
         """keys: has one for each clause. why_not: the engine's. clients: whose events are left out unless the spec says
         otherwise. engine_pairs: tells whether the engine delivers the pairs of a clause. open_in_engine, evaluating:
-        see `Clause`.
+        see `Clause`. wall_clock: which tells when events happened; None for one of its own.
 
         is_ending: it is being disarmed, or was. ended: done when `end` was called.
         """
         self.client = client or Principal()
         self.id = ident
         self.spec = spec
-        self.created_ns = time.time_ns()
-        self.realtime_offset_ns = self.created_ns - time.monotonic_ns()
+        self.wall_clock = wall_clock or WallClock()
+        self.created_monotonic_ns = time.monotonic_ns()
+        self.created_ns = self.wall_clock.time_ns(self.created_monotonic_ns)
         self.excluded = frozenset(spec.scope.exclude_pids) | {own_pid}
         self.processes = ScopedProcesses(spec.scope.pids, spec.children)
         site_ids = itertools.count(1)

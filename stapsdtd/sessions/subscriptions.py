@@ -22,6 +22,7 @@ from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, AdmissionControl, FileLimits
 from stapsdtd.sessions.arming import Arming
 from stapsdtd.sessions.attacher import Opener
@@ -66,6 +67,7 @@ class Subscriptions:
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
+        wall_clock: WallClock | None = None,
         installed: InstalledFiles | None = None,
         installed_opener: InstalledOpener | None = None,
         installed_limits: InstalledLimits = DEFAULT_INSTALLED_LIMITS,
@@ -75,13 +77,14 @@ class Subscriptions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """arming_thread: the only one that calls the engine to arm and disarm. matching_thread: finds out which sites
-        selectors mean. evaluating: what engines do not test. installed: files that are armed before a process maps
-        them, which installed_opener opens. ended_kept_seconds: how long the events of an ended subscription may be
-        read.
+        selectors mean. evaluating: what engines do not test. wall_clock: of all subscriptions. installed: files that
+        are armed before a process maps them, which installed_opener opens. ended_kept_seconds: how long the events of
+        an ended subscription may be read.
         """
         self._connected = connected
         self._engine = engine
         self._evaluating = evaluating
+        self._wall_clock = wall_clock or WallClock()
         self._watcher = watcher
         self._file_limits = file_limits
         self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -152,6 +155,7 @@ class Subscriptions:
                 engine_pairs=self._engine_pairs,
                 open_in_engine=self._engine.open_spans,
                 evaluating=self._evaluating,
+                wall_clock=self._wall_clock,
             )
         except BaseException:
             unfollow()

@@ -86,6 +86,7 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from tests.support import wait_for
 from tests.unit.samples import sample_object
+from tests.unit.settable_clock import SettableClock
 from tests.unit.test_objects import parse_here
 
 T = TypeVar("T")
@@ -437,6 +438,7 @@ class Served:
         self.arming = FairThread("arming", Toll(self.shares, "arming", waits=False))
         self.matching = FairThread("matching", Toll(self.shares, "matching"))
         self.evaluating = Evaluating(self.shares)
+        self.wall_clock = SettableClock()
         self.subscriptions = self.begin_in_control(
             lambda: Subscriptions(
                 self.registry,
@@ -447,6 +449,7 @@ class Served:
                 arming_thread=self.arming,
                 matching_thread=self.matching,
                 evaluating=self.evaluating,
+                wall_clock=self.wall_clock,
                 connected=connected,
                 nops=NOPS,
                 filesystems=filesystems or Filesystems(),

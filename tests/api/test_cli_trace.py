@@ -233,6 +233,38 @@ def test_a_count_without_an_account_shows_what_it_knows(server: FakeServer) -> N
     assert err[-1] == "stapsdt: 3 events received; what else fired is unknown: the server gave no account"
 
 
+def clock_set(**change: int) -> pb.StreamResponse:
+    return pb.StreamResponse(status=pb.Status(clock_changes=[pb.ClockChange(time_ns=9, monotonic_ns=5, **change)]))
+
+
+def test_a_clock_that_is_set_is_told(server: FakeServer, trace: Start) -> None:
+    server.tell(clock_set(by_ns=3600 * 10**9))
+    # a stream that is opened again tells it again
+    server.tell(clock_set(by_ns=3600 * 10**9))
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    _, _, err = finish(trace())
+    assert err[1:-1] == ["stapsdt: the clock was set forward by 3,600 s"]
+
+
+def test_a_clock_that_is_set_is_a_record(server: FakeServer, trace: Start) -> None:
+    server.tell(clock_set(by_ns=-1500))
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    _, _, err = finish(trace("--json"))
+    (record,) = [each for each in map(json.loads, err) if "clock_set" in each]
+    assert record == {"clock_set": {"time_ns": 9, "monotonic_ns": 5, "by_ns": -1500, "suspended_ns": 0}}
+
+
+@pytest.mark.parametrize(
+    "command", [("count", "postgresql:*"), ("top", "postgresql:*"), ("d", "-n", "postgresql*:::{}")]
+)
+def test_each_command_tells_that_the_host_was_suspended(server: FakeServer, command: tuple[str, ...]) -> None:
+    server.tell(clock_set(by_ns=-1500, suspended_ns=2 * 10**9))
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    with starting("--server", server.target, *command) as start:
+        _, _, err = finish(start())
+    assert "stapsdt: the clock was set back by 0.0000015 s; the host was suspended for 2 s" in err
+
+
 def test_human_lines(server: FakeServer, trace: Start) -> None:
     server.missing = "gone"
     nasty = pb.Value(string=b'a "quoted" \x1b[2J [red]')

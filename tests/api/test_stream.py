@@ -127,7 +127,7 @@ class TestEncodings:
         server.fire(batch([700], site_id=1))
         ((subscription, *_),) = server.subscriptions.all()
         server.unsubscribe(ident)
-        return finished(server, ident, encoding, from_seq=1), subscription.realtime_offset_ns
+        return finished(server, ident, encoding, from_seq=1), subscription.wall_clock.time_ns(0)
 
     def test_rows(self, server: Served) -> None:
         messages, offset = self.events(server, "ROWS")
@@ -586,7 +586,9 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
     spec = SubscriptionSpec((ClauseSpec((parse("app:*"),)),), Scope(), 30, 1 << 20, 64)
     subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None)
     subscription.clauses[0].sink.deliver(batch([1, 2]))
-    reader = EventReader(subscription.clauses[0], pb.StreamRequest.ENCODING_ROWS, None, realtime_offset_ns=0)
+    reader = EventReader(
+        subscription.clauses[0], pb.StreamRequest.ENCODING_ROWS, None, wall_clock=subscription.wall_clock
+    )
     stream = SubscriptionStream(subscription, [reader])
 
     async def read() -> None:

@@ -50,8 +50,8 @@ def test_trace_ends_with_its_account_on_sigint(trace: subprocess.Popen[str], tic
     assert trace.stdout is not None
     first = json.loads(trace.stdout.readline())
     assert set(first) == {
-        "seq", "time_ns", "pid", "tid", "cpu", "comm", "provider", "name", "path", "module", "function", "offset",
-        "args",
+        "seq", "time_ns", "monotonic_ns", "pid", "tid", "cpu", "comm", "provider", "name", "path", "module", "function",
+        "offset", "args",
     }  # fmt: skip
     assert (first["seq"], first["pid"], first["comm"]) == (1, ticker.pid, "ticker")
     assert first["args"] == [0, "tick"]

@@ -140,7 +140,16 @@ def test_every_field_arrives_in_the_order_of_seq(numbers: list[_Event], strings:
         _wanted(seq, event, with_string=with_string)
         for seq, (event, with_string) in enumerate(_taking_turns(numbers, strings), first_seq)
     ]
-    assert next_seq == entry.next_seq
+    assert (next_seq, message.realtime_offset_ns) == (entry.next_seq, _OFFSET_NS)
+
+
+@pytest.mark.parametrize("offset_ns", [-(1 << 63), -1, 0, (1 << 63) - 1])
+def test_any_offset_arrives(offset_ns: int) -> None:
+    batch = _batch([(0, 2, 3, 4, b"comm", 5, 6, 7, None, None)], with_string=False)
+    ((as_rows, _),) = rows.messages(Entry(1, batch, 0), offset_ns, _SITES)
+    as_columns = columns.message(Entry(1, batch, 0), offset_ns)
+    assert pb.StreamResponse.FromString(as_rows).rows.realtime_offset_ns == offset_ns
+    assert pb.StreamResponse.FromString(as_columns).columns.realtime_offset_ns == offset_ns
 
 
 @given(_events, st.integers(1, 1 << 62), st.booleans())
@@ -149,7 +158,7 @@ def test_events_of_one_layout_arrive(events: list[_Event], first_seq: int, with_
     assert list(message.events) == [
         _wanted(seq, event, with_string=with_string) for seq, event in enumerate(events, first_seq)
     ]
-    assert next_seq == first_seq + len(events)
+    assert (next_seq, message.realtime_offset_ns) == (first_seq + len(events), _OFFSET_NS)
 
 
 def test_a_message_is_no_larger_than_a_client_takes() -> None:
@@ -192,6 +201,7 @@ def _as_client(event: pb.Event, described: DescribedSite) -> Event:
         described.site,
         tuple(values),
         {at: value.unavailable for at, value in enumerate(event.values) if kinds[at] == "unavailable"},
+        monotonic_ns=event.time_ns - _OFFSET_NS,
     )
 
 

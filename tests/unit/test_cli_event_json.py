@@ -38,6 +38,16 @@ def test_line_has_every_field() -> None:
     }  # fmt: skip
 
 
+def test_line_has_the_monotonic_time_if_the_server_tells_it() -> None:
+    told = block([7, 8], [1, 1], realtime_offset_ns=1_700_000_000_000_000_000)
+    lines = [json.loads(line) for line in json_lines(EventBatch((told,)))]
+    assert [(line["time_ns"], line["monotonic_ns"]) for line in lines] == [
+        (1_700_000_000_000_000_007, 7), (1_700_000_000_000_000_008, 8),
+    ]  # fmt: skip
+    assert [event.monotonic_ns for event in told.events()] == [7, 8]
+    assert [event.monotonic_ns for event in block([7, 8], [1, 1]).events()] == [None, None]
+
+
 def test_site_is_the_events_own() -> None:
     lines = map(json.loads, json_lines(EventBatch((block([1, 2, 3, 4], [2, 1, 3, 2]),))))
     assert [(line["name"], line["module"], line["function"], line["offset"]) for line in lines] == [

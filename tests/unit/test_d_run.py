@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -113,7 +114,7 @@ class Fired:
     async def messages(self) -> AsyncIterator[EventBatch]:
         for time_ns in self._times:
             batch = EventBatch(cast("tuple[EventBlock, ...]", (SimpleNamespace(seq=[time_ns]),)))
-            vars(batch)["events"] = (SimpleNamespace(time_ns=time_ns),)
+            vars(batch)["events"] = (SimpleNamespace(monotonic_ns=time_ns),)
             yield batch
             self._behind(time_ns)
 
@@ -128,8 +129,12 @@ class AllHits(Hits):
         del event
         return tuple(self._clauses)
 
+    def timestamp(self, event: Event) -> int:
+        assert event.monotonic_ns is not None
+        return event.monotonic_ns
+
     def hit(self, event: Event) -> Hit:
-        return replace(self.own("a", "b"), walltimestamp=event.time_ns)
+        return replace(self.own("a", "b"), timestamp=self.timestamp(event))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +154,7 @@ def test_hits_until_the_exit_are_looked_at(text: str, seen: int) -> None:
 
     def tick_at_4(time_ns: int) -> None:
         if time_ns == 2:
-            runner.own(Tick("tick-1s", 10**9), replace(hits.own("profile", "tick-1s"), walltimestamp=4))
+            runner.own(Tick("tick-1s", 10**9), replace(hits.own("profile", "tick-1s"), timestamp=4))
 
     stream = cast("AsyncSubscription", Fired([1, 2, 3, 4, 5, 6], tick_at_4))
     asyncio.run(runner.read(stream, hits))
@@ -169,3 +174,24 @@ def test_hits_are_counted_that_there_was_no_time_for(capsys: pytest.CaptureFixtu
     runner.finish(hits.own("dtrace", "END"))
     assert running.aggregations[""].rows[()].count == 2
     assert "3 hits not shown: interrupted before the program had looked at them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("uptime_ns", [0, -(10**15)], ids=["this host", "another host"])
+def test_timestamps_are_of_this_host_and_no_step_of_the_clock_changes_them(uptime_ns: int) -> None:
+    """uptime_ns: by how much longer the server's host has been up."""
+    hits, second, hour = Hits([], {}, Needs(), {}), 10**9, 3600 * 10**9
+
+    def timestamp(after_ns: int, step_ns: int) -> int:
+        times = SimpleNamespace(time_ns=wall + after_ns + step_ns, monotonic_ns=monotonic + uptime_ns + after_ns)
+        return hits.timestamp(cast("Event", times))
+
+    wall, monotonic = time.time_ns(), time.monotonic_ns()
+    first = timestamp(0, 0)
+    assert abs(first - monotonic) < second
+    assert timestamp(second, hour) == first + second
+    assert timestamp(2 * second, -hour) == first + 2 * second
+
+
+def test_timestamps_of_an_older_server_follow_its_clock() -> None:
+    event = SimpleNamespace(time_ns=time.time_ns(), monotonic_ns=None)
+    assert abs(Hits([], {}, Needs(), {}).timestamp(cast("Event", event)) - time.monotonic_ns()) < 10**9

@@ -88,6 +88,9 @@ _SHARED = {
         ("inventory/store.py", "files are read once more: %s"),
         ("inventory/watches.py", "%s; what is installed in others is noticed with the next scan"),
     ],
+    "about the host's clock, which root sets": [
+        ("runtime/wall_clock.py", "the clock was set by %+.9g s, and the host suspended for %.9g s"),
+    ],
     "about a file that the kernel refuses, whoever wants it": [
         ("capture/bpf/arming.py", "%s: %s stays armed as it was: %s"),
         ("capture/bpf/groups.py", "%s: %s: %s"),
