@@ -129,11 +129,6 @@ def _probes_of(listing: FunctionListing) -> list[Probe]:
     return [probe for module, some in modules.items() for probe in _probes(module, some)]
 
 
-def is_function(probe: Probe) -> bool:
-    """Report whether a probe is at kernel functions. Files have paths."""
-    return probe.provider == PROVIDER and "/" not in probe.path
-
-
 def _check(listing: FunctionListing) -> None:
     if listing.left_out:
         raise CompileError(f"{plural(listing.left_out, 'kernel function')} over the limit match; name fewer")

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from stapsdtd.cli.d_functions import is_function
+from stapsdtd.cli.function_selectors import is_function
 from stapsdtd.query.d.machine import Hit
 from stapsdtd.query.d.probes import probe_name
 

@@ -7,7 +7,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import Selector, parse
-from stapsdtd.cli.d_functions import is_function
+from stapsdtd.cli.function_selectors import is_function
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.probes import meaning, selector_of
 from stapsdtd.query.d.values import Integer, String

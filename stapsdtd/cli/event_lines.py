@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from stapsdtd.cli.function_selectors import is_function
 from stapsdtd.cli.named_values import Named, readable
 from stapsdtd.cli.render import Clock, format_value, is_address, paint
 from stapsdtd.client.messages import ALL_AVAILABLE
@@ -152,7 +153,10 @@ class EventLines:
         return self._shown.setdefault(site.site_id, shown)
 
     def _place(self, described: DescribedSite) -> str:
-        """Return what tells the site from others of its probe: `@postgres`, `@exec_simple_query:0x1234`, or nothing."""
+        """Return what tells the site from others of its probe: `@postgres`, `@exec_simple_query:0x1234`, or nothing.
+
+        The probes of all kernel functions have the same names.
+        """
         probe, site = described.probe, described.site
         places = self._places.get((probe.provider, probe.name), set())
         paths = {path for path, _ in places} | {probe.path}
@@ -160,7 +164,9 @@ class EventLines:
         if len(paths) > 1:
             is_unique = sum(os.path.basename(path) == os.path.basename(probe.path) for path in paths) == 1
             parts.append(probe.module if is_unique else probe.path)
-        if any(path == probe.path and offset != site.offset for path, offset in places):
+        if is_function(probe):
+            parts.append(site.function or "")
+        elif any(path == probe.path and offset != site.offset for path, offset in places):
             parts += [*([site.function] if site.function else []), f"{site.offset:#x}"]
         return f"@{':'.join(parts)}" if parts else ""
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stapsdtd.client import Probe
 
 PROVIDER, ENTRY, RETURN = "fbt", "entry", "return"
 _PARTS = 4
+
+
+def is_function(probe: Probe) -> bool:
+    """Report whether a probe is at kernel functions. Files have paths."""
+    return probe.provider == PROVIDER and "/" not in probe.path
 
 
 def functions_of(selectors: Iterable[str]) -> tuple[str, ...]:

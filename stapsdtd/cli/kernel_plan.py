@@ -99,19 +99,27 @@ class Traced:
         return bool(self.at_entry) and self.is_awaited
 
     @property
+    def is_entered_first(self) -> bool:
+        """Whether the return is shown only if something held at the entry, which is shown by itself."""
+        has_condition = any(each.wanted.test for each in self.at_entry or ())
+        return has_condition and self.at_return is not None and not self.is_paired
+
+    @property
     def text(self) -> str:
         return f"{self.function.module}:{self.function.name}"
 
-    def selector(self, where: str) -> str:
+    def selector(self, where: str, *, has_captures: bool = True) -> str:
         """Return the selector of its entry or its return, with what is captured there."""
         shown = (self.at_entry if where == ENTRY else self.at_return) or ()
-        captures = ", ".join(each.capture for each in shown)
+        captures = ", ".join(each.capture for each in shown if has_captures)
         return f"{PROVIDER}:{self.function.module}:{self.function.name}:{where}({captures})"
 
     def ends(self, *, both: bool = False) -> Iterator[_End]:
-        """Yield its entry and its return, as wanted. both: also the one of which nothing is shown."""
+        """Yield its entry and its return, as wanted by themselves. both: also the one of which nothing is shown."""
         ends = {ENTRY: self.at_entry, RETURN: self.at_return}
         wanted = [where for where in ends if both or ends[where] is not None]
+        if self.is_entered_first and not both:
+            wanted.remove(RETURN)
         for where in wanted:
             conditions = [each.condition for each in ends[where] or () if each.condition]
             others = [f'function != "{self.function.name}"', *([f'name != "{where}"'] if len(wanted) > 1 else [])]
@@ -143,11 +151,13 @@ class Plan:
     is_stack: bool = False
 
     def clauses(self) -> list[Clause]:
-        """Return one for all entries and returns, which come in the order of time, and one for each paired function.
+        """Return one for all entries and returns, which come in the order of time, and one for each function whose
+        returns depend on entries.
 
         Raises click.UsageError.
         """
         paired = [] if self.is_stack else [each for each in self.traced if each.is_paired]
+        entered = [] if self.is_stack else [each for each in self.traced if each.is_entered_first]
         single = [end for each in self.traced if each not in paired for end in each.ends(both=self.is_stack)]
         tested = [end.test for end in single if end.test]
         if sum(end.comparisons for end in single) > _MAX_COMPARISONS:
@@ -158,7 +168,7 @@ class Plan:
         chain = tuple(each.text for each in self.traced) if self.is_stack else ()
         selectors = [end.selector for end in single]
         made = [Clause(selectors=selectors, where=" && ".join(tested), chain=chain, tag="calls")]
-        return (made if single else []) + [_paired(each) for each in paired]
+        return [*(made if single else []), *map(_paired, paired), *map(_entered, entered)]
 
 
 def _all(conditions: Iterable[str]) -> str:
@@ -174,6 +184,13 @@ def _paired(traced: Traced) -> Clause:
     span = Span(start_selectors=[start], start_where=_all(each.condition for each in traced.at_entry or ()))
     where = f"elapsed < 0 || ({_all(each.condition for each in traced.at_return or ())})"
     return Clause(selectors=[end], where=where, span=span, tag=end)
+
+
+def _entered(traced: Traced) -> Clause:
+    """Of each call, the server knows whether what is to hold of its entry did."""
+    start, end = traced.selector(ENTRY, has_captures=False), traced.selector(RETURN)
+    span = Span(start_selectors=[start], start_where=_all(each.condition for each in traced.at_entry or ()))
+    return Clause(selectors=[end], span=span, tag=end)
 
 
 async def planned(client: AsyncClient, wanted: Sequence[TracedFunction], *, is_stack: bool = False) -> Plan:

@@ -121,7 +121,8 @@ def command(
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
                 plan = await planned(client, wanted, is_stack=is_stack)
                 scope = replace(run.in_scope(subscribe_options), expected_files=(), functions=plan.functions)
-                subscription = await stack.enter_async_context(client.query(plan.clauses(), scope))
+                clauses = plan.clauses()
+                subscription = await stack.enter_async_context(client.query(clauses, scope))
                 lines = FunctionLines(plan, shows_zeros=shows_zeros)
                 output: Output = _Json(lines) if as_json else _Human(run, lines)
                 output.begin(subscription.sites, Hints(evaluated_late=subscription.evaluated_late))
@@ -129,6 +130,9 @@ def command(
                 failure = await follow(subscription, printer.run(subscription), stop, duration=duration, run=run)
                 failure = failure or printer.failure
                 summary = summary_of(subscription, lines.seen if is_stack else printer.printed, run)
+                if any(clause.span is None for clause in clauses):
+                    # not all lines are pairs
+                    summary = replace(summary, spans=None)
             if failure:
                 print_stderr(failure)
             if lines.forgotten:

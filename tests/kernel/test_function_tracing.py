@@ -125,6 +125,27 @@ class TestCalls:
             {"count": 300, "file->f_path.dentry->d_name.len": 5, "return": 300}
         ]
 
+    def test_a_condition_at_the_entry_holds_back_the_return(self, daemon: Daemon, calls: Ticker) -> None:
+        with traced(daemon, "vfs_read(count > 200, return)", "--pid", str(calls.pid)) as records:
+            for size in (100, 300, 150, 400):
+                calls.do(f"read {size} 1 1")
+        ends = sorted((each["monotonic_ns"], each["at"], each["values"]) for each in records)
+        assert [each[1:] for each in ends] == [
+            ("entry", {"count": 300}), ("return", {"return": 300}),
+            ("entry", {"count": 400}), ("return", {"return": 400}),
+        ]  # fmt: skip
+
+    def test_events_of_a_glob_name_their_functions(self, daemon: Daemon, calls: Ticker) -> None:
+        """Of which one may be called alone."""
+        command = stapsdt_command(daemon.target, "trace", "fbt::vfs_rea*:entry", "--pid", str(calls.pid))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Client(daemon.target) as client:
+            wait_for(lambda: any(each.streaming for each in client.subscriptions()), "the trace to run")
+            all_are_armed(client)
+            calls.do("read 100 1 1")
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=60)
+        assert "fbt:entry@vfs_read" in {part for line in output.splitlines() for part in line.split()}
+
     def test_text_of_an_array(self, daemon: Daemon, calls: Ticker) -> None:
         """Of the name that the file's entry in the cache has room for itself."""
         name = "file->f_path.dentry->d_iname"

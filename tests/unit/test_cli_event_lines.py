@@ -85,6 +85,21 @@ def test_files_of_one_name_go_by_the_path() -> None:
     assert probes(described(1), described(2, "/opt/app")) == ["app:p@/bin/app", "app:p@/opt/app"]
 
 
+def at_function(site_id: int, module: str, function: str) -> DescribedSite:
+    site = Site(site_id, 0, None, function, ())
+    return DescribedSite(Probe("fbt", "entry", module, None, "x86-64", (), (site,)), site, ())
+
+
+def test_kernel_functions_go_by_their_names() -> None:
+    one, other = at_function(1, "vmlinux", "tcp_connect"), at_function(2, "vmlinux", "tcp_close")
+    assert probes(one) == ["fbt:entry@tcp_connect"]
+    assert probes(one, other) == ["fbt:entry@tcp_connect", "fbt:entry@tcp_close"]
+    assert probes(one, at_function(3, "tcp_diag", "tcp_connect")) == [
+        "fbt:entry@vmlinux:tcp_connect",
+        "fbt:entry@tcp_diag:tcp_connect",
+    ]
+
+
 def test_site_that_appears_later_counts() -> None:
     lines = EventLines(color=False)
     lines.add_sites([status(described(1))])

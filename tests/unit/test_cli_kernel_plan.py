@@ -95,6 +95,21 @@ def test_arguments_of_calls_by_their_result() -> None:
     assert (clause.selectors, clause.where) == (["fbt:vmlinux:open_it:return(arg1)"], "elapsed < 0 || ((arg1 < 0))")
 
 
+def test_a_condition_at_the_entry_holds_back_the_return() -> None:
+    calls, returns = plan("open_it(mode == WRITE, file, return)", "close_it(mode)").clauses()
+    assert calls.selectors == ["fbt:vmlinux:open_it:entry(arg3, arg4)", "fbt:vmlinux:close_it:entry(arg3)"]
+    assert calls.where == '(function != "open_it" || (arg3 == 2))'
+    assert (returns.selectors, returns.where) == (["fbt:vmlinux:open_it:return(arg1)"], "")
+    assert returns.span == Span(start_selectors=["fbt:vmlinux:open_it:entry()"], start_where="(arg3 == 2)")
+
+
+def test_a_return_without_a_condition_at_the_entry_is_shown_by_itself() -> None:
+    (clause,) = plan("open_it(file, return)").clauses()
+    assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3)", "fbt:vmlinux:open_it:return(arg1)"]
+    (clause,) = plan("open_it(mode == WRITE)").clauses()
+    assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3)"]
+
+
 def test_calls_that_led_to_each_other() -> None:
     made = plan("open_it(mode == READ, return < 0)", "close_it(mode)", is_stack=True)
     (clause,) = made.clauses()
