@@ -47,6 +47,7 @@ static __always_inline __u64 result_of(__u32 operation, __u64 left, __u64 right)
 	case OPERATION_LEFT: return left << (right & 63);
 	case OPERATION_RIGHT: return left >> (right & 63);
 	case OPERATION_SIGNED_RIGHT: return (__s64)left >> (right & 63);
+	case OPERATION_SWAP: return __builtin_bswap64(left) >> (right & 63);
 	/* processors' instructions for these came to BPF in Linux 6.6 */
 	case OPERATION_SIGNED_DIVIDE:
 		quotient = magnitude(left) / magnitude(right);

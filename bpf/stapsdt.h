@@ -165,6 +165,7 @@ enum test_operation {
 	OPERATION_SIGNED_REMAINDER = 27,
 	OPERATION_SIGNED_RIGHT = 28,
 	OPERATION_MISS = 29,	/* there is none */
+	OPERATION_SWAP = 30,	/* the bytes in reverse order, then to the right */
 };
 
 #define NO_WORD 0xff

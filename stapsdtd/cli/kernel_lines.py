@@ -19,12 +19,14 @@ from stapsdtd.cli.kernel_stacks import CallStacks
 from stapsdtd.cli.kernel_values import json_of, text_of
 from stapsdtd.cli.quantity import format_quantity
 from stapsdtd.cli.render import Clock, format_value
+from stapsdtd.query.byte_order import turned
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stapsdtd.cli.kernel_plan import Plan, Shown, Traced
+    from stapsdtd.cli.kernel_selectors import TracedValue
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Value
 
 HEADER = f"{'TIME':<15}  {'CPU':>3}  {'PID':>7}  {'TID':>7}  FUNCTION"
@@ -119,12 +121,12 @@ class FunctionLines:
 
     def _list(self, shown: Sequence[Shown], values: Sequence[tuple[Value, str]]) -> str:
         return ", ".join(
-            f"{_label(each.wanted.path)} = {self._value(each, *value)}"
-            for each, value in zip(shown, values, strict=True)
+            f"{_label(each.wanted)} = {self._value(each, *value)}" for each, value in zip(shown, values, strict=True)
         )
 
     def _value(self, shown: Shown, value: Value, reason: str) -> str:
-        if value is None or isinstance(value, str | float) or shown.known.shape is None:
+        value = _turned(shown, value)
+        if value is None or isinstance(value, str | float) or shown.wanted.turned or shown.known.shape is None:
             return format_value(value, reason)
         return escape(text_of(shown.known.shape, value, shows_zeros=self._shows_zeros))
 
@@ -148,8 +150,8 @@ def _record(row: _Row) -> dict[str, object]:
     entered = of_start if is_return else at_site
     of_call = [*zip(traced.at_entry or (), entered, strict=True)] if entered else []
     of_return = [*zip(traced.at_return or (), at_site, strict=True)] if is_return else []
-    unavailable = {each.wanted.path: reason for each, (value, reason) in of_call + of_return if value is None}
-    record["values"] = {each.wanted.path: _json(each, value) for each, (value, _) in of_call + of_return}
+    unavailable = {each.wanted.name: reason for each, (value, reason) in of_call + of_return if value is None}
+    record["values"] = {each.wanted.name: _json(each, value) for each, (value, _) in of_call + of_return}
     return (
         record
         | ({"unavailable": unavailable} if unavailable else {})
@@ -157,14 +159,21 @@ def _record(row: _Row) -> dict[str, object]:
     )
 
 
-def _label(path: str) -> str:
+def _label(wanted: TracedValue) -> str:
     """Return `*file` for `file[0]`."""
-    root, _, index = path.partition("[")
-    return f"*{escape(root)}" if index == "0]" and root.isidentifier() else escape(path)
+    root, _, index = wanted.path.partition("[")
+    is_pointed_to = index == "0]" and root.isidentifier() and not wanted.turned
+    return f"*{escape(root)}" if is_pointed_to else escape(wanted.name)
+
+
+def _turned(shown: Shown, value: Value) -> Value:
+    """Return a number in the order that was asked for."""
+    return turned(shown.wanted.turned, value) if shown.wanted.turned and isinstance(value, int) else value
 
 
 def _json(shown: Shown, value: Value) -> object:
-    if value is None or isinstance(value, str | float) or shown.known.shape is None:
+    value = _turned(shown, value)
+    if value is None or isinstance(value, str | float) or shown.wanted.turned or shown.known.shape is None:
         return value.hex() if isinstance(value, bytes) else value
     return json_of(shown.known.shape, value)
 

@@ -15,6 +15,7 @@ from stapsdtd.cli.kernel_selectors import RESULT, TracedFunction, TracedValue
 from stapsdtd.cli.render import abbreviate, plural
 from stapsdtd.client import KernelFunction
 from stapsdtd.globs import matches
+from stapsdtd.query.byte_order import SIZES
 from stapsdtd.subscribe_options import Clause, Span
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_VALUES = 12
 """Of a function, as the server has it."""
+_NUMBER_BYTES = frozenset([1, 2, 4, 8])
 _MAX_FUNCTIONS = 64
 _MAX_STACK = 16
 """As the server has it."""
@@ -57,7 +59,8 @@ class Shown:
         """Return what is to hold of it, in the server's language; empty if nothing is. Raises click.UsageError."""
         if not self.wanted.test:
             return ""
-        operand = f"str(arg{self.argument})" if self.is_text else f"arg{self.argument}"
+        function = "str" if self.is_text else self.wanted.turned
+        operand = f"{function}(arg{self.argument})" if function else f"arg{self.argument}"
         return f"{operand} {_WORD.sub(self._number, self.wanted.test)}"
 
     def _number(self, word: re.Match[str]) -> str:
@@ -265,6 +268,17 @@ def _implied(function: KernelFunction, *, is_glob: bool) -> Iterator[TracedValue
         yield TracedValue(RESULT)
 
 
+def _check_turned(shown: Shown) -> None:
+    """Raises click.UsageError if a value is none that its function of byte order could turn."""
+    wanted, known = shown.wanted, shown.known
+    if wanted.turned and (known.size not in _NUMBER_BYTES or known.size < SIZES[wanted.turned] or known.bits):
+        fitting = next((name for name, size in SIZES.items() if size == known.size and not known.bits), "")
+        hint = f"; write {fitting}({wanted.path})" if fitting else ""
+        raise click.UsageError(
+            f"{wanted.name}: it turns {SIZES[wanted.turned]} bytes, and {wanted.path} is of type {known.type}{hint}"
+        )
+
+
 def _traced(function: KernelFunction, asked: _Asked) -> Traced:
     entries = [each.text for each in function.values if each.argument is not None]
     returns = [each.text for each in function.values if each.argument is None]
@@ -276,6 +290,8 @@ def _traced(function: KernelFunction, asked: _Asked) -> Traced:
             at_return.append(Shown(value, known[value.path], first_of_return + returns.index(value.path)))
         else:
             at_entry.append(Shown(value, known[value.path], first_of_entry + entries.index(value.path)))
+    for shown in at_entry + at_return:
+        _check_turned(shown)
     none = () if asked.is_implied else None
     return Traced(function, tuple(at_entry) or none, tuple(at_return) or none)
 

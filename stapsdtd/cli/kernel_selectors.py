@@ -3,6 +3,7 @@
 vfs_read                                  all arguments, and the result
 vfs_read(count > 4096, file->f_pos)       at the entry, of calls whose count is larger
 openat2(str(filename), return < 0)        arguments of calls that failed
+f(ntohs(sk->__sk_common.skc_dport) == 443)  a number in network byte order
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from typing import NoReturn
 
 import click
 
+from stapsdtd.query.byte_order import SIZES
+
 RESULT = "return"
 
 _PATH = r"[A-Za-z_]\w*+(?:\s*+(?:(?:->|\.)\s*[A-Za-z_]\w*+|\[\s*\w+\s*\]))*+"
-_VALUE = re.compile(rf"\s*(?:str\(\s*(?P<string>{_PATH})\s*\)|(?P<path>{_PATH}))\s*(?P<test>(?:[=!<>]=|[<>~&]).*)?")
+_FUNCTIONS = "|".join(["str", *SIZES])
+_VALUE = re.compile(
+    rf"\s*(?:(?P<function>{_FUNCTIONS})\(\s*(?P<inner>{_PATH})\s*\)|(?P<path>{_PATH}))\s*"
+    r"(?P<test>(?:[=!<>]=|[<>~&]).*)?"
+)
 _HEAD = re.compile(r"(?P<function>[^\s()]+)\s*+(?:\((?P<values>.*)\))?", re.DOTALL)
 _QUOTE, _OPEN, _CLOSE = '"', "([", ")]"
 
@@ -25,12 +32,19 @@ _QUOTE, _OPEN, _CLOSE = '"', "([", ")]"
 @dataclass(frozen=True, slots=True)
 class TracedValue:
     """path: an argument or `return`, and members of it. is_string: it points to a string. test: an operator with what
-    the value is compared to, such as `< 0`; empty to show all.
+    the value is compared to, such as `< 0`; empty to show all. turned: the function of `query.byte_order` that is made
+    of it, or empty.
     """
 
     path: str
     is_string: bool = False
     test: str = ""
+    turned: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called where it is shown."""
+        return f"{self.turned}({self.path})" if self.turned else self.path
 
     @property
     def is_of_return(self) -> bool:
@@ -64,8 +78,10 @@ def _value(text: str, part: str) -> TracedValue:
     found = _VALUE.fullmatch(part)
     if found is None:
         _refuse(text, f"{part.strip()!r} is no value: write an argument or return, members of it, and a comparison")
-    path = re.sub(r"\s+", "", found["string"] or found["path"])
-    return TracedValue(path, found["string"] is not None, (found["test"] or "").strip())
+    function = found["function"] or ""
+    path = re.sub(r"\s+", "", found["inner"] or found["path"])
+    is_string = function == "str"
+    return TracedValue(path, is_string, (found["test"] or "").strip(), "" if is_string else function)
 
 
 def _split(values: str) -> Iterator[str]:

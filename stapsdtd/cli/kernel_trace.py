@@ -100,7 +100,8 @@ def command(
 
     A FUNCTION is NAME or MODULE:NAME, of which all arguments are printed, what those point to that are pointers to
     structs, and the result; or a glob, without what is pointed to. NAME(VALUE, ...) prints these alone. A VALUE is an
-    argument, or return, and any number of ->member, .member and [number]; str(VALUE) is the string that it points to.
+    argument, or return, and any number of ->member, .member and [number]; str(VALUE) is the string that it points to,
+    and ntohs(VALUE), ntohl(VALUE) and ntohll(VALUE) a number in network byte order.
 
     A VALUE may be compared to a constant: (count > 4096), (return < 0), (str(name) ~ "/etc/*"), (mode == READ). Calls
     for which that does not hold are not printed. With a condition on return, what there is at the entry is printed with

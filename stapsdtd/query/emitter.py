@@ -11,6 +11,7 @@ from typing import NamedTuple
 from stapsdtd.model import Site
 from stapsdtd.query.expression import (
     BITWISE,
+    UNSIGNED,
     And,
     ArgumentValue,
     Arithmetic,
@@ -139,7 +140,7 @@ class Emitter:
             case Calculation(how, left, right):
                 if how in _SHIFTS:
                     return self.is_unsigned(left)
-                return how in BITWISE or self.is_unsigned(left) or self.is_unsigned(right)
+                return how in UNSIGNED or self.is_unsigned(left) or self.is_unsigned(right)
             case Conditional(_, then, otherwise):
                 return self.is_unsigned(then) or self.is_unsigned(otherwise)
             case _:

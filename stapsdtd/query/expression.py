@@ -48,6 +48,10 @@ class Operator(Enum):
 
 
 class Arithmetic(Enum):
+    """SWAP: the eight bytes of the left side in reverse order, shifted to the right by the right one: by 48 bits, the
+    last two bytes alone, as ntohs() has them.
+    """
+
     ADD = "+"
     SUBTRACT = "-"
     MULTIPLY = "*"
@@ -58,10 +62,13 @@ class Arithmetic(Enum):
     XOR = "^"
     LEFT = "<<"
     RIGHT = ">>"
+    SWAP = "swap"
 
 
 BITWISE = frozenset({Arithmetic.AND, Arithmetic.OR, Arithmetic.XOR})
-INTEGERS_ONLY = BITWISE | {Arithmetic.REMAINDER, Arithmetic.LEFT, Arithmetic.RIGHT}
+UNSIGNED = BITWISE | {Arithmetic.SWAP}
+"""Whose results are unsigned, whatever their operands are."""
+INTEGERS_ONLY = UNSIGNED | {Arithmetic.REMAINDER, Arithmetic.LEFT, Arithmetic.RIGHT}
 
 
 @dataclass(frozen=True, slots=True)

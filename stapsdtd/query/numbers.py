@@ -1,7 +1,8 @@
 """Arithmetic of the expression language on columns of numbers: 64 bits wide, and wrapping around.
 
 A column of uint64 has unsigned numbers of 64 bits. Narrower unsigned numbers are signed here, which holds them all. As
-in C, the result is unsigned if either operand is, and that of & | ^ always is. Numbers are compared by their values.
+in C, the result is unsigned if either operand is, and that of & | ^ and of swapped bytes always is. Numbers are
+compared by their values.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from stapsdtd.events.columns import F64, I64, U64, Bools, Numbers
-from stapsdtd.query.expression import BITWISE, Arithmetic, Operator
+from stapsdtd.query.expression import UNSIGNED, Arithmetic, Operator
 
 _COMPARE = {
     Operator.EQ: np.equal, Operator.NE: np.not_equal, Operator.LT: np.less,
@@ -29,6 +30,7 @@ _OF_INTEGERS: dict[Arithmetic, Callable[[int, int], int]] = {
     Arithmetic.ADD: operator.add, Arithmetic.SUBTRACT: operator.sub, Arithmetic.MULTIPLY: operator.mul,
     Arithmetic.LEFT: operator.lshift, Arithmetic.RIGHT: operator.rshift,
     Arithmetic.AND: operator.and_, Arithmetic.OR: operator.or_, Arithmetic.XOR: operator.xor,
+    Arithmetic.SWAP: lambda left, right: int.from_bytes(left.to_bytes(8, "little"), "big") >> right,
 }  # fmt: skip
 _OF_FLOATS: dict[Arithmetic, Callable[[float, float], float]] = {
     Arithmetic.ADD: operator.add, Arithmetic.SUBTRACT: operator.sub,
@@ -61,11 +63,11 @@ def folded(how: Arithmetic, left: Number, right: Number) -> Number:
     """Calculate with constants, as `calculate` does with columns of one number. right: not 0 if it divides."""
     if isinstance(left, float) or isinstance(right, float):
         return _OF_FLOATS[how](float(left), float(right))
-    is_unsigned = how in BITWISE or left >= _SIGN or (right >= _SIGN and how not in _SHIFTS)
+    is_unsigned = how in UNSIGNED or left >= _SIGN or (right >= _SIGN and how not in _SHIFTS)
     if is_unsigned:
         left &= _ALL_BITS
         right &= _ALL_BITS
-    if how in _SHIFTS:
+    if how in _SHIFTS or how is Arithmetic.SWAP:
         result = _OF_INTEGERS[how](left, right & _SHIFT_BITS)
     elif how in {Arithmetic.DIVIDE, Arithmetic.REMAINDER}:
         quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
@@ -82,7 +84,9 @@ def calculate(how: Arithmetic, left: Numbers, right: Numbers) -> Numbers:
     with np.errstate(all="ignore"):
         if how in {Arithmetic.LEFT, Arithmetic.RIGHT}:
             return Numbers(_shift(how, left.data, right.data), unavailable)
-        one, other = unsigned(left.data, right.data) if how in BITWISE else alike(left.data, right.data)
+        one, other = unsigned(left.data, right.data) if how in UNSIGNED else alike(left.data, right.data)
+        if how is Arithmetic.SWAP:
+            return Numbers(_shift(Arithmetic.RIGHT, one.byteswap(), other), unavailable)
         if how in _PLAIN:
             return Numbers(_PLAIN[how](one, other), unavailable)
         by_zero = other == 0

@@ -78,6 +78,7 @@ class Operation(IntEnum):
     SIGNED_REMAINDER = 27
     SIGNED_RIGHT = 28
     MISS = 29
+    SWAP = 30
 
 
 @dataclass(frozen=True, slots=True)

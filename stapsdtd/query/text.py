@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from stapsdtd.query.byte_order import SIZES
 from stapsdtd.query.expression import (
     And,
     ArgumentValue,
+    Arithmetic,
     BytesAt,
     Calculation,
     Cgroup,
@@ -21,6 +23,7 @@ from stapsdtd.query.expression import (
 )
 
 _UNITS = (ArgumentValue, Field, Literal, StringAt, BytesAt, Not)
+_TURNED = {8 * size: function for function, size in reversed(SIZES.items())}
 _PRINTABLE = range(0x20, 0x7F)
 _ESCAPES = {byte: f"\\x{byte:02x}" for byte in range(0x100) if byte not in _PRINTABLE} | {
     ord(each): f"\\{each}" for each in '"\\'
@@ -44,6 +47,8 @@ def text_of(expression: Expression) -> str:
             return f"str({text_of(argument)})" if length is None else f"str({text_of(argument)}, {text_of(length)})"
         case BytesAt(argument, size):
             return f"buf({text_of(argument)}, {size})"
+        case Calculation(Arithmetic.SWAP, number, Literal(int(shift))):
+            return f"{_TURNED[64 - shift]}({text_of(number)})"
         case Calculation(how, left, right) | Compared(how, left, right):
             return f"{_inner(left)} {how.value} {_inner(right)}"
         case Comparison(subject, how, value, mask):

@@ -6,11 +6,13 @@ What an engine can test becomes a `Comparison`: an argument or a field, masked o
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.model import MAX_STRING_BYTES
+from stapsdtd.query.byte_order import SIZES
 from stapsdtd.query.compile import MAX_TESTS
 from stapsdtd.query.expression import (
     STRING_FIELDS,
@@ -228,13 +230,30 @@ class TreeBuilder:
                     raise ParseError(f"buf takes a constant length of 1 to {MAX_STRING_BYTES} bytes", length.column)
                 self._count_operation(column)
                 return Node(BytesAt(argument, size), Kind.BYTES, column, f"buf({pointer}, {size})")
+            case turning, [operand] if turning in SIZES:
+                return self._turned(turning, column, operand)
+            case turning, _ if turning in SIZES:
+                raise ParseError(f"{turning} takes a number: {turning}(arg0)", column)
             case "buf", _:
                 raise ParseError("buf takes an argument of the probe, and a length: buf(arg0, 16)", column)
             case _:
                 if hint := correction(name.text):
                     raise ParseError(f"unexpected {quoted(name.text)}{hint}", column)
-                functions = "str(arg0), str(arg0, length) and buf(arg0, length)"
+                functions = f"str(arg0), str(arg0, length), buf(arg0, length) and, of a number, {', '.join(SIZES)}"
                 raise ParseError(f"unknown function {quoted(name.text)}; there are {functions}", column)
+
+    def _turned(self, function: str, column: int, operand: Node) -> Node:
+        """On a big-endian host, network byte order is its own."""
+        if operand.kind is not Kind.NUMBER:
+            raise ParseError(f"{operand.name} is {operand.kind.value}; {function} takes numbers", operand.column)
+        if isinstance(operand.literal, float):
+            raise ParseError(f"{function} takes integers", operand.column)
+        bits = 8 * SIZES[function]
+        swaps = sys.byteorder == "little"
+        how, right = (Arithmetic.SWAP, 64 - bits) if swaps else (Arithmetic.AND, (1 << bits) - 1)
+        call = Token(how.value, function, column)
+        node = self.calculation(operand, call, Node(Literal(right), Kind.NUMBER, column))
+        return node._replace(column=column, name=f"{function}({operand.name})")
 
     def name(self, token: Token) -> Node:
         _, text, column = token

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -40,6 +42,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.parametrize("engine", ["bpf"], ind
 with_kprobes = pytest.mark.skipif(not HAS_KPROBES and TIME_FACTOR == 1, reason="this kernel has no kprobes")
 
 SIZE = 1000
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 THREADS, TIMES = 4, 25_000
 
 
@@ -54,6 +57,12 @@ def calls(program: Path, tmp_path: Path) -> Iterator[Ticker]:
     file.write_bytes(b"x" * SIZE)
     with Ticker(program, file) as running:
         yield running
+
+
+def bring_up_loopback() -> None:
+    """Virtual machines have no init that would."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        fcntl.ioctl(asking, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
 
 
 def all_are_armed(client: Client) -> None:
@@ -145,6 +154,18 @@ class TestCalls:
             process.send_signal(signal.SIGINT)
             output, _ = process.communicate(timeout=60)
         assert "fbt:entry@vfs_read" in {part for line in output.splitlines() for part in line.split()}
+
+    def test_numbers_in_network_byte_order(self, daemon: Daemon) -> None:
+        port, address = "ntohs(sk->__sk_common.skc_dport)", "ntohl(sk->__sk_common.skc_daddr)"
+        bring_up_loopback()
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+            wanted = server.getsockname()[1]
+            call = f"tcp_connect({port} == {wanted}, {address}, return)"
+            with traced(daemon, call, "--pid", str(os.getpid())) as records:
+                for each in other, server:
+                    socket.create_connection(each.getsockname()).close()
+        values = sorted((each["monotonic_ns"], each["values"]) for each in records)
+        assert [each for _, each in values] == [{port: wanted, address: 0x7F00_0001}, {"return": 0}]
 
     def test_text_of_an_array(self, daemon: Daemon, calls: Ticker) -> None:
         """Of the name that the file's entry in the cache has room for itself."""

@@ -49,6 +49,8 @@ def accounted(account: Account) -> tuple[int, int, int]:
         ("arg0 == 1 || arg1 == -2 && arg0 == 2 || arg0 == 5 && arg1 == 5", [1, 2]),
         ("!(arg0 < 5 || arg0 > 7)", [5, 6, 7]),
         pytest.param("arg0 > 2 && (arg0 < 5 || !(arg1 > -18))", [3, 4, 18, 19], marks=pytest.mark.vm),
+        pytest.param("ntohs(arg0) >= 0x1100 && ntohl(arg1) != 0xedffffff", [17, 18], marks=pytest.mark.vm),
+        ("ntohll(arg0) == 3 << 56", [3]),
         ("arg2 == 0", []),
         ("arg0 < 0 || arg1 > 2147483647", []),
     ],

@@ -69,8 +69,10 @@ def numbers(fields: Sequence[Field] = _FIELDS) -> st.SearchStrategy[Value]:
 
 def _grown_numbers(inner: st.SearchStrategy[Value]) -> st.SearchStrategy[Value]:
     either = inner | _NUMBER_LITERALS
-    calculations = st.builds(Calculation, st.sampled_from(Arithmetic), inner, either).filter(_is_accepted)
-    mirrored = st.builds(Calculation, st.sampled_from(Arithmetic), either, inner)
+    infix = st.sampled_from([how for how in Arithmetic if how is not Arithmetic.SWAP])
+    calculations = st.builds(Calculation, infix, inner, either).filter(_is_accepted)
+    calculations |= st.builds(Calculation, st.just(Arithmetic.SWAP), inner, st.sampled_from([48, 32, 0]).map(Literal))
+    mirrored = st.builds(Calculation, infix, either, inner)
     compared = st.builds(Compared, st.sampled_from(Operator), inner, either)
     return st.one_of(calculations, mirrored, st.builds(Conditional, compared, inner, either))
 
@@ -229,7 +231,7 @@ def is_unsigned(value: Expression, at: Site) -> bool:
             return number >= 1 << 63
         case ArgumentValue(index):
             return at.arguments[index].size == 8 and not at.arguments[index].signed
-        case Calculation(Arithmetic.AND | Arithmetic.OR | Arithmetic.XOR):
+        case Calculation(Arithmetic.AND | Arithmetic.OR | Arithmetic.XOR | Arithmetic.SWAP):
             return True
         case Calculation(Arithmetic.LEFT | Arithmetic.RIGHT, left):
             return is_unsigned(left, at)
@@ -249,6 +251,10 @@ def calculated(how: Arithmetic, one: _Typed, other: _Typed) -> _Typed:
     if how in {Arithmetic.AND, Arithmetic.OR, Arithmetic.XOR}:
         bits = {Arithmetic.AND: operator.and_, Arithmetic.OR: operator.or_, Arithmetic.XOR: operator.xor}[how]
         return _wrapped(bits(left, right), unsigned=True)
+    if how is Arithmetic.SWAP:
+        number = left % (1 << 64)
+        reverse = sum((number >> 8 * byte & 0xFF) << 8 * (7 - byte) for byte in range(8))
+        return reverse >> right % 64, True
     if unsigned:
         left, right = left % (1 << 64), right % (1 << 64)
     match how:

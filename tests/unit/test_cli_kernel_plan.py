@@ -142,6 +142,16 @@ def test_conditions_that_no_stack_has(condition: str) -> None:
     assert plan(f"open_it({condition}, return < 0)").clauses()
 
 
+def test_numbers_in_network_byte_order() -> None:
+    (clause,) = plan("open_it(ntohl(file->port) == 443)").clauses()
+    assert clause.where == '(function != "open_it" || (ntohl(arg3) == 443))'
+    assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3)"]
+    assert plan("open_it(ntohs(file->port))").functions == ("open_it(file->port)",)
+    with pytest.raises(click.UsageError, match=r"ntohll\(mode\): it turns 8 bytes, and mode is of type enum mode; "
+                                               r"write ntohl\(mode\)"):  # fmt: skip
+        plan("open_it(ntohll(mode))")
+
+
 def test_names_that_all_types_have() -> None:
     (clause,) = plan("open_it(file != NULL)", "close_it(return == -ENOENT)").clauses()
     assert "(arg3 != 0)" in clause.where

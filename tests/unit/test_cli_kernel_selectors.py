@@ -19,6 +19,8 @@ from stapsdtd.cli.kernel_selectors import TracedFunction, TracedValue, parse
         ("f(a > 5, b->c != 0x10, return < 0)", "f",
          (TracedValue("a", test="> 5"), TracedValue("b->c", test="!= 0x10"), TracedValue("return", test="< 0"))),
         ('f(str(a->name) == "x, (y")', "f", (TracedValue("a->name", is_string=True, test='== "x, (y"'),)),
+        ("f(ntohs(a->port) == 443, htonl( b ))", "f",
+         (TracedValue("a->port", test="== 443", turned="ntohs"), TracedValue("b", turned="htonl"))),
         ("f(a & 0x40 == 0x40, b)", "f", (TracedValue("a", test="& 0x40 == 0x40"), TracedValue("b"))),
         ("f(a->b >= (1 << 3))", "f", (TracedValue("a->b", test=">= (1 << 3)"),)),
     ],

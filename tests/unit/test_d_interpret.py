@@ -77,7 +77,8 @@ def shown(expression: str, format_: str = "%d", *hits: Hit) -> str:
         ('probename == "a-sale"', 1), ('"a__sale" == probename', 1), ('probename != "a_sale"', 1),
         ("strlen(args[2])", 8), ('index(args[2], "p")', 4), ('index(args[2], "p", 5)', 5), ('index(args[2], "x")', -1),
         ("sizeof_like = 3", 3), ("(x = 4) + x", 8), ("x++ + ++x", 2), ("x -= 3", -3),
-        ("n[1, execname]++ + n[1, execname]", 1),
+        ("n[1, execname]++ + n[1, execname]", 1), ("ntohs(0x1234)", 0x3412), ("htonl(1)", 1 << 24),
+        ("ntohl(arg0) == 0xfbffffff", 1), ("ntohll(1) >> 56", 1), ("ntohs(256) - 2 < 0", 1),
     ],
 )  # fmt: skip
 def test_numbers(expression: str, value: int) -> None:

@@ -49,6 +49,7 @@ def test_aggregations(statement: str, functions: tuple[str, ...], value: str, by
         ("arg0 <= -1", "arg0 <= -1"),
         # without a sign in either language, or where it does not matter
         ("args[1] > 5", "arg1 > 5"),
+        ("ntohs(arg0) >= 443 && htonll(arg0) > 1", "(ntohs(arg0) >= 443) && (htonll(arg0) > 1)"),
         ("arg1 == 5 || 7 != arg1", "(arg1 == 5) || (7 != arg1)"),
         ('execname == "psql" && !(pid != 7)', '(execname == "psql") && (!(pid != 7))'),
         ('probename == "go"', 'name == "go"'),

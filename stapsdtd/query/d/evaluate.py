@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable
 from typing import cast
 
+from stapsdtd.query.byte_order import SIZES, turned
 from stapsdtd.query.d import texts
 from stapsdtd.query.d.captured import argument_index, number_in, place_of, text_in
 from stapsdtd.query.d.checked import Checked
@@ -251,6 +252,9 @@ class Compiler:
             return self._copied(call)
         if call.name == "copyin":
             return _memory(call)
+        if call.name in SIZES:
+            number = self.number(call.arguments[0])
+            return lambda frame: turned(call.name, number(frame))
         arguments = [self.compiled(argument) for argument in call.arguments]
         name, convert = call.name, self._converter(self._checked.type_of(call))
         return lambda frame: convert(texts.applied(name, [argument(frame) for argument in arguments]))

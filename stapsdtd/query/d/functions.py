@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from stapsdtd.query.byte_order import SIZES
 from stapsdtd.query.d.values import UINT64, Bytes, Integer, String, Type
 
 INT32 = Integer(32, is_signed=True)
@@ -68,6 +69,7 @@ FUNCTIONS = {
     "strstr": _callable("ss", STRING),
     "basename": _callable("s", STRING),
     "dirname": _callable("s", STRING),
+    **{name: _callable("i", Integer(8 * size, is_signed=False)) for name, size in SIZES.items()},
 }
 ACTIONS = {
     "trace": _callable("x"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, product
 from typing import Protocol
 
+from stapsdtd.query.byte_order import SIZES
 from stapsdtd.query.d.captured import argument_index
 from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.nodes import Binary, Call, Clause, Expression, Integer, Scope, String, Unary, Variable
@@ -100,6 +101,8 @@ class Lowering:
                 raise NotLoweredError(
                     f"{text_of_expression(expression)} is not everywhere a number of {bits} bits with a sign"
                 )
+            case Call(name, (operand,)) if name in SIZES and 8 * SIZES[name] < bits:
+                return f"{name}({self.number(operand, _EVEN_UNSIGNED)})"
         raise NotLoweredError(f"it needs {text_of_expression(expression)}")
 
     def _string(self, expression: Expression) -> str:
