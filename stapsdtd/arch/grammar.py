@@ -28,7 +28,7 @@ _MAX_VALUE_BYTES = 4096
 """Of a value that is delivered as raw bytes, such as a struct."""
 
 _BRACKETED = re.compile(r"\[[^\[\]]*\]|\([^()]*\)")
-_OPERAND = re.compile(rf"(?:{_BRACKETED.pattern}|,\s+|\S)+")
+_OPERAND = re.compile(r"(?:\[[^\[\]]*+\]|\([^()]*+\)|,\s++|\S)++")
 """A run without spaces, except in brackets and behind commas; brackets do not nest, which keeps the search linear."""
 
 

@@ -11,6 +11,8 @@ import os
 import time
 from contextlib import suppress
 
+from stapsdtd.kernel.host_calls import CLOCK_SETS
+
 _TFD_TIMER_ABSTIME, _TFD_TIMER_CANCEL_ON_SET = 1, 2
 _NEVER_SECONDS = (1 << 8 * ctypes.sizeof(ctypes.c_long) - 1) - 1
 """The latest time there is."""
@@ -51,6 +53,5 @@ class ClockSets:
 
 def _checked(result: int) -> int:
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "the clock (timerfd)")
+        raise CLOCK_SETS.refused("the clock", ctypes.get_errno())
     return result

@@ -204,6 +204,7 @@ OPEN_CGROUP = Operation(
     "open_by_handle_at",
     {errno.ENOENT: "cgroups are not mounted here: mount them with 'mount -t cgroup2 none /sys/fs/cgroup'"},
 )
+CLOCK_SETS = Operation("notice that it is set:", (), "timerfd_create and timerfd_settime")
 INOTIFY = Operation(
     "watch",
     (),

@@ -63,7 +63,7 @@ _TOKEN = re.compile(
 _TYPE = re.compile(
     r"unsigned|signed|char|short|int|long|string|void|(?:u?int(?:8|16|32|64)|size|ssize|u?intptr|pid|id|uid|gid|off)_t"
 )
-_CAST = re.compile(r"\(\s*((?:(?:struct|union|enum)\s+)?[A-Za-z_]\w*+)\s*(?:((?:\*\s*)+)\)|\)\s*(?=[\w\"'$@(]))")
+_CAST = re.compile(r"\(\s*+((?:(?:struct|union|enum)\s++)?[A-Za-z_]\w*+)\s*+(?:((?:\*\s*+)++)\)|\)\s*+(?=[\w\"'$@(]))")
 """Or what can be nothing else, whatever the type is."""
 _SCOPES = {"self": Scope.SELF, "this": Scope.THIS}
 
