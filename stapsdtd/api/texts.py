@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stapsdtd.catalog.selectors import Selector, check_length, parse
+from stapsdtd.catalog.selectors import Selector, parse
 from stapsdtd.config import Limits
 from stapsdtd.config.request_limits import RequestBudget, check_count
 from stapsdtd.errors import InvalidArgumentError
@@ -37,7 +37,6 @@ class RequestTexts:
 
     def _selector(self, text: str, field: str) -> Selector:
         if text not in self._selectors:
-            check_length(text, field)
             self._budget.take_characters(text, field)
             selector = self._selectors[text] = parse(text, field)
             self._budget.take_captures(len(selector.captures or ()), field)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from msgspec import Struct
 
 from stapsdtd.catalog.glob_sets import GlobSet
-from stapsdtd.catalog.selectors import Selector, captures_at, normalized, parse
+from stapsdtd.catalog.selectors import Pattern, Selector, captures_at, normalized, parse
 from stapsdtd.model import Site, SiteCapture
 
 _EVERYTHING = parse("*:*")
@@ -34,6 +34,28 @@ class Chosen(Struct, frozen=True, gc=False):
         return Chosen(self.site, by, self.for_all & selectors) if by else None
 
 
+class _PatternSet:
+    """What one part of all selectors matches: a number with bit i for the i-th. None matches nothing."""
+
+    def __init__(self, patterns: Sequence[Pattern | None], *, joins_hyphens: bool = False) -> None:
+        self._compared = normalized if joins_hyphens else str
+        self._globs = GlobSet([None if each is None or each.is_quoted else each.text for each in patterns])
+        self._quoted: dict[str, int] = {}
+        for number, each in enumerate(patterns):
+            if each is not None and each.is_quoted:
+                self._quoted[each.text] = self._quoted.get(each.text, 0) | 1 << number
+
+    @property
+    def effort(self) -> int:
+        return self._globs.effort
+
+    def of_all(self, texts: Collection[str]) -> Generator[None, None, dict[str, int]]:
+        """Match texts in steps."""
+        compared = {text: self._compared(text) for text in texts}
+        matched = yield from self._globs.of_all(set(compared.values()))
+        return {text: matched[by] | self._quoted.get(text, 0) for text, by in compared.items()}
+
+
 class SelectorSet:
     """Some of the selectors are given as a number with bit i for the i-th. No selectors match everything."""
 
@@ -41,12 +63,12 @@ class SelectorSet:
         selectors = selectors or [_EVERYTHING]
         self._selectors = selectors
         self._of_paths = sum(1 << number for number, each in enumerate(selectors) if "/" in each.module.text)
-        self._modules = GlobSet([each.module.text for each in selectors])
-        self._providers = GlobSet([each.provider.text for each in selectors])
+        self._modules = _PatternSet([each.module for each in selectors])
+        self._providers = _PatternSet([each.provider for each in selectors], joins_hyphens=True)
         with_pid = [each.provider_of_pid for each in selectors]
-        self._providers_of_pid = GlobSet([each[0].text if each else None for each in with_pid])
-        self._functions = GlobSet([each.function.text for each in selectors])
-        self._names = GlobSet([each.name.text for each in selectors])
+        self._providers_of_pid = _PatternSet([each[0] if each else None for each in with_pid], joins_hyphens=True)
+        self._functions = _PatternSet([each.function for each in selectors])
+        self._names = _PatternSet([each.name for each in selectors], joins_hyphens=True)
         self._literal_providers = _literal_providers(selectors)
 
     def may_mean(self, providers: Collection[str]) -> bool:
@@ -79,14 +101,14 @@ class SelectorSet:
         # many files have the same probes
         probes = {each for _, some in objects for each in some}
         providers = yield from self._matching_providers({provider for provider, _ in probes})
-        names = yield from self._names.of_all({normalized(name) for _, name in probes})
+        names = yield from self._names.of_all({name for _, name in probes})
         by_probes: dict[tuple[tuple[str, str], ...], int] = {}
         for _, some in objects:
             if some not in by_probes:
                 by_probes[some] = 0
                 for provider, name in some:
                     for_all, of_process = providers[provider]
-                    by_probes[some] |= (for_all | of_process) & names[normalized(name)]
+                    by_probes[some] |= (for_all | of_process) & names[name]
                 yield
         return [modules[path] & by_probes[some] for path, some in objects]
 
@@ -98,10 +120,10 @@ class SelectorSet:
             providers = yield from self._matching_providers({site.provider for site in some})
             some = [site for site in some if meant & (providers[site.provider][0] | providers[site.provider][1])]
             functions = yield from self._functions.of_all({site.function or "" for site in some})
-            names = yield from self._names.of_all({normalized(site.name) for site in some})
+            names = yield from self._names.of_all({site.name for site in some})
             for site in some:
                 for_all, of_process = providers[site.provider]
-                by_names = meant & functions[site.function or ""] & names[normalized(site.name)]
+                by_names = meant & functions[site.function or ""] & names[site.name]
                 if by := by_names & (for_all | of_process):
                     chosen.append(Chosen(site, by, by & for_all))
             yield
@@ -115,10 +137,9 @@ class SelectorSet:
 
     def _matching_providers(self, providers: Collection[str]) -> Generator[None, None, dict[str, tuple[int, int]]]:
         """Return which selectors choose each provider for all processes, and which for one."""
-        names = {each: normalized(each) for each in providers}
-        for_all = yield from self._providers.of_all(names.values())
-        of_process = yield from self._providers_of_pid.of_all(names.values())
-        return {each: (for_all[name], of_process[name]) for each, name in names.items()}
+        for_all = yield from self._providers.of_all(providers)
+        of_process = yield from self._providers_of_pid.of_all(providers)
+        return {each: (for_all[each], of_process[each]) for each in for_all}
 
     def captured(self, chosen: Chosen) -> SiteCapture:
         """Return what to capture at a site. If several selectors choose it, the first one says it."""
@@ -137,7 +158,7 @@ def _literal_providers(selectors: Sequence[Selector]) -> frozenset[str] | None:
     """Return the only providers that selectors mean; None if any is a glob."""
     patterns = [each.provider for each in selectors]
     patterns += [each.provider_of_pid[0] for each in selectors if each.provider_of_pid]
-    return None if any(each.is_glob for each in patterns) else frozenset(each.text for each in patterns)
+    return None if any(each.is_glob for each in patterns) else frozenset(normalized(each.text) for each in patterns)
 
 
 def _numbers(selectors: int) -> Iterator[int]:

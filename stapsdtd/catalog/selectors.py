@@ -7,22 +7,26 @@
     python:*                                       globs in each part
     libstdcxx:/usr/lib/*:*:throw                   a module pattern with a slash matches the whole path
     ruby:memfd:libstapsdt:X::start                 further colons belong to the module
+    ns:"std::vector<int>::push_back"               a part in quotes matches this text alone, see `selector_text`
 
-An empty part matches everything, and `-` and `__` are equivalent in providers and names.
+An empty part matches everything, and `-` and `__` are equivalent in providers and names that are not in quotes.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stapsdtd.catalog.selector_text import Part, if_of_name, parts_of, quoted
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.globs import Glob
 from stapsdtd.model import MAX_STRING_BYTES, Capture, Site, SiteCapture
 
 MAX_SELECTOR_LENGTH = 1024
-_LONG_FORM_COLONS = 3
+"""In characters, apart from parts in quotes: names and paths may be longer, and cost no more than to be looked up."""
+_LONG_FORM_PARTS = 4
 _CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*+(?::\s*(int|hex|str|buf)\s*+(?:\[\s*(\d{1,9})\s*\]\s*)?)?")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 _HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
@@ -31,22 +35,38 @@ _WILDCARD = re.compile(r"[*?[]")
 
 
 class Pattern:
-    """A case-sensitive glob; an empty one matches everything.
+    """A case-sensitive glob, of which an empty one matches everything; or a text in quotes, which matches itself.
 
     >>> Pattern("query__*").matches("query__start"), Pattern("").matches("query__start")
     (True, True)
+    >>> Pattern("a*", is_quoted=True).matches("ab"), Pattern("query-*", joins_hyphens=True).matches("query__start")
+    (False, True)
 
-    is_glob: it may match several names.
+    joins_hyphens: `-` and `__` are the same, in the pattern and in what it matches, unless it is in quotes. is_glob: it
+    may match several names. is_any: it matches everything.
     """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.is_glob = text == "" or _WILDCARD.search(text) is not None
-        self._is_any = text in {"", "*"}
-        self._glob = Glob(text)
+    def __init__(self, text: str, *, is_quoted: bool = False, joins_hyphens: bool = False) -> None:
+        self._joins_hyphens = joins_hyphens and not is_quoted
+        self.text = _normalized_glob(text) if self._joins_hyphens else text
+        self.is_quoted = is_quoted
+        self.is_any = not is_quoted and not text.strip("*")
+        self.is_glob = not is_quoted and (text == "" or _WILDCARD.search(text) is not None)
+        self._glob = Glob(self.text)
+
+    def __str__(self) -> str:
+        """Return it as a part of a selector."""
+        return quoted(self.text) if self.is_quoted else self.text
+
+    def compared(self, text: str) -> str:
+        """Return a text as the pattern compares it."""
+        return normalized(text) if self._joins_hyphens else text
 
     def matches(self, text: str) -> bool:
-        return self._is_any or (self._glob.matches(text) if self.is_glob else text == self.text)
+        if self.is_any:
+            return True
+        compared = self.compared(text)
+        return self._glob.matches(compared) if self.is_glob else compared == self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +89,15 @@ class Selector:
     @property
     def is_any(self) -> bool:
         """Whether it matches every probe of every object."""
-        return not any(pattern.text.strip("*") for pattern in (self.provider, self.module, self.function, self.name))
+        return all(pattern.is_any for pattern in (self.provider, self.module, self.function, self.name))
 
     def matches_provider(self, provider: str) -> bool:
         """Report whether a provider may be meant, with or without a pid in the selector."""
         patterns = [self.provider, *([self.provider_of_pid[0]] if self.provider_of_pid else [])]
-        return any(pattern.matches(normalized(provider)) for pattern in patterns)
+        return any(pattern.matches(provider) for pattern in patterns)
 
     def matches_name(self, name: str) -> bool:
-        return self.name.matches(normalized(name))
+        return self.name.matches(name)
 
     def matches_module(self, path: str) -> bool:
         return self.module.matches(path if "/" in self.module.text else os.path.basename(path))
@@ -102,48 +122,55 @@ class SelectedSite:
 
 def parse(text: str, field: str = "selectors") -> Selector:
     """Raises InvalidArgumentError, which names the field and the column, if text is not a valid selector."""
-    check_length(text, field)
-    names, parenthesis, rest = text.partition("(")
-    captures = _parse_captures(text, len(names) + 1, rest, field) if parenthesis else None
-    if not names:
+    parts, end = parts_of(text, field)
+    _check_length(text, parts, field)
+    captures = _parse_captures(text, end + 1, text[end + 1 :], field) if end < len(text) else None
+    if not end:
         raise InvalidArgumentError(field, "a selector names no probe; '*:*' selects all", 0, text)
-    provider, module, function, name = _parts(names)
-    # a provider of the short form is the whole name
-    with_pid = _PID_SUFFIX.fullmatch(provider) if names.count(":") >= _LONG_FORM_COLONS else None
+    provider, module, function, name = _four(text, parts, field)
+    # a provider of the short form is the whole name, and so is one in quotes
+    may_have_pid = len(parts) >= _LONG_FORM_PARTS and not provider.is_quoted
+    with_pid = _PID_SUFFIX.fullmatch(provider.text) if may_have_pid else None
     return Selector(
         text,
-        Pattern(_normalized_glob(provider)),
-        Pattern(module),
-        Pattern(function),
-        Pattern(_normalized_glob(name)),
+        Pattern(provider.text, is_quoted=provider.is_quoted, joins_hyphens=True),
+        Pattern(module.text, is_quoted=module.is_quoted),
+        Pattern(function.text, is_quoted=function.is_quoted),
+        Pattern(name.text, is_quoted=name.is_quoted, joins_hyphens=True),
         captures,
-        (Pattern(_normalized_glob(with_pid[1])), int(with_pid[2])) if with_pid else None,
+        (Pattern(with_pid[1], joins_hyphens=True), int(with_pid[2])) if with_pid else None,
     )
 
 
-def check_length(text: str, field: str) -> None:
-    if len(text) > MAX_SELECTOR_LENGTH:
-        raise InvalidArgumentError(
-            field, f"selectors are limited to {MAX_SELECTOR_LENGTH} characters; this one has {len(text)}"
-        )
+def _check_length(text: str, parts: Sequence[Part], field: str) -> None:
+    length = len(text) - sum(len(part.text) for part in parts if part.is_quoted)
+    if length > MAX_SELECTOR_LENGTH:
+        limit = f"limited to {MAX_SELECTOR_LENGTH} characters apart from parts in quotes"
+        raise InvalidArgumentError(field, f"selectors are {limit}; this one has {length}")
 
 
-def _parts(names: str) -> tuple[str, str, str, str]:
+_NO_PART = Part("", 0)
+
+
+def _four(text: str, parts: Sequence[Part], field: str) -> tuple[Part, Part, Part, Part]:
     """Return provider, module, function and name. As in DTrace, parts are left out from the left.
 
     Two parts are provider and name, though, which say more about a static probe than DTrace's function and name.
     """
-    match names.split(":"):
+    match parts:
         case [name]:
-            return "", "", "", name
+            return _NO_PART, _NO_PART, _NO_PART, name
         case [provider, name]:
-            return provider, "", "", name
+            return provider, _NO_PART, _NO_PART, name
         case [module, function, name]:
-            return "", module, function, name
-        case [provider, *module, function, name]:
-            return provider, ":".join(module), function, name
-        case _:
-            raise AssertionError(names)
+            return _NO_PART, module, function, name
+        case [provider, module, function, name]:
+            return provider, module, function, name
+    provider, *of_module, function, name = parts
+    for each in of_module:
+        if each.is_quoted:
+            raise InvalidArgumentError(field, "quotes go around all of the module, colons included", each.column, text)
+    return provider, Part(":".join(each.text for each in of_module), of_module[0].column), function, name
 
 
 def _parse_captures(text: str, start: int, rest: str, field: str) -> tuple[Capture, ...]:
@@ -151,7 +178,8 @@ def _parse_captures(text: str, start: int, rest: str, field: str) -> tuple[Captu
     if not parenthesis:
         raise InvalidArgumentError(field, f"{text!r} lacks a closing parenthesis", len(text), text)
     if trailing.strip():
-        raise InvalidArgumentError(field, f"{text!r} has text after its capture list", start + len(inside) + 1, text)
+        reason = f"{text!r} has text after its capture list{if_of_name(text)}"
+        raise InvalidArgumentError(field, reason, start + len(inside) + 1, text)
     captures = []
     column = start
     for part in inside.split(",") if inside.strip() else []:
@@ -159,7 +187,8 @@ def _parse_captures(text: str, start: int, rest: str, field: str) -> tuple[Captu
         try:
             captures.append(parse_capture(part))
         except ValueError as error:
-            raise InvalidArgumentError(field, str(error), place, text) from None
+            hint = "" if part.strip().startswith("arg") else if_of_name(text)
+            raise InvalidArgumentError(field, f"{error}{hint}", place, text) from None
         column += len(part) + 1
     return tuple(captures)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from stapsdtd.catalog.selector_text import probe_name
 from stapsdtd.cli.function_selectors import is_function
 from stapsdtd.cli.named_values import Named, readable
 from stapsdtd.cli.render import Clock, format_value, is_address, paint
@@ -84,7 +85,7 @@ class EventLines:
         """Take note of sites that may fire."""
         for site in sites:
             self._places.setdefault((site.provider, site.name), set()).add((site.path, site.offset))
-            self._probe_width = max(self._probe_width, len(escape(f"{site.provider}:{site.name}")))
+            self._probe_width = max(self._probe_width, len(escape(probe_name(site.provider, site.name))))
         self._shown.clear()
 
     def format(self, batch: EventBatch, width: int | None) -> list[str]:
@@ -141,7 +142,7 @@ class EventLines:
             at: f"start.arg{capture.index}=" for at, capture in enumerate(described.captures) if capture.of_start
         }
         labels |= {at: f"{each.declared.name}=" for at, each in named.items()}
-        name = f"{probe.provider}:{probe.name}{self._place(described)}"
+        name = f"{probe_name(probe.provider, probe.name)}{self._place(described)}"
         shown = _Shown(
             escape(name),
             _order(described.captures, named),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from stapsdtd.catalog.selector_text import captures_in, quoted
 from stapsdtd.catalog.selectors import MAX_SELECTOR_LENGTH
 from stapsdtd.cli.signature_captures import (
     Resolved,
@@ -31,14 +32,13 @@ if TYPE_CHECKING:
     from stapsdtd.cli.known_signatures import Known
     from stapsdtd.client import Probe
 
-_SPECIAL = re.compile(r"[*?[(]")
 _WORD = re.compile(r"\w+")
 
 
 def expanded(given: str, probes: Iterable[Probe], known: Known) -> list[Resolved]:
     """Resolve a selector. probes: those that exist. Raises click.UsageError for a name that is not known."""
     selector = parsed(given)
-    if selector is None or ("(" in given and not names_in(given)):
+    if selector is None or (captures_in(given) is not None and not names_in(given)):
         return [Resolved(given, given)]
     found = [each for each in probes if is_meant(selector, each)]
     if not selector.is_glob:
@@ -58,13 +58,17 @@ def matched_probes(selector: Selector, probes: Iterable[Probe], known: Known) ->
 def narrowed(selector: Selector, provider: str, name: str, path: str = "") -> str:
     """Return a selector of one provider and name among those that a selector matches, in any file or in one."""
     by_pid = selector.provider_of_pid
-    if by_pid is not None and not selector.provider.matches(provider):
+    if selector.name.is_quoted:
+        name = str(selector.name)
+    if selector.provider.is_quoted:
+        provider = str(selector.provider)
+    elif by_pid is not None and not selector.provider.matches(provider):
         provider += str(by_pid[1])
     elif provider[-1:].isdecimal():
         # not the number of a process
         provider = f"{provider[:-1]}[{provider[-1]}]"
-    module = _SPECIAL.sub("?", path) if path else selector.module.text
-    return f"{provider}:{module}:{selector.function.text}:{name}"
+    module = quoted(path) if path else selector.module
+    return f"{provider}:{module}:{selector.function}:{name}"
 
 
 def _of_probe(given: str, found: Sequence[Probe], known: Known) -> list[Resolved]:

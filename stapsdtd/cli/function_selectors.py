@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from stapsdtd.catalog.selector_text import parts_of
+from stapsdtd.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stapsdtd.client import Probe
@@ -21,8 +25,11 @@ def functions_of(selectors: Iterable[str]) -> tuple[str, ...]:
     """Return the functions that selectors choose from, as a subscription names them."""
     found: dict[str, None] = {}
     for selector in selectors:
-        parts = selector.partition("(")[0].split(":")
-        if parts[0] == PROVIDER and len(parts) == _PARTS:
-            _, module, function, _ = parts
-            found[f"{module}:{function or '*'}" if module else function or "*"] = None
+        # the server says what is wrong with it
+        with suppress(InvalidArgumentError):
+            parts, _ = parts_of(selector, "selectors")
+            # in quotes, it is a program's provider
+            if len(parts) == _PARTS and parts[0].text == PROVIDER and not parts[0].is_quoted:
+                _, module, function, _ = (part.text for part in parts)
+                found[f"{module}:{function or '*'}" if module else function or "*"] = None
     return tuple(found)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stapsdtd.catalog.selector_text import exact_selector, probe_name
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli import options
 from stapsdtd.cli.known_signatures import catalog, no_signatures
@@ -124,10 +125,11 @@ def _lines(
 
 
 def probe_record(probe: Probe) -> dict[str, object]:
-    """Return a probe's JSON object."""
+    """Return a probe's JSON object. selector: matches this probe of this file alone."""
     return {
         "provider": probe.provider,
         "name": probe.name,
+        "selector": exact_selector(probe.provider, probe.path, probe.name),
         "path": probe.path,
         "build_id": probe.build_id,
         "pids": probe.pids,
@@ -199,7 +201,7 @@ def _argument_record(argument: Argument) -> dict[str, object]:
 def probe_line(probe: Probe) -> str:
     """Return a probe's line of tab-separated fields, for pipes."""
     fields = (
-        f"{probe.provider}:{probe.name}",
+        probe_name(probe.provider, probe.name),
         str(len(probe.sites)),
         semaphore(probe),
         ",".join(map(str, probe.pids)),
@@ -215,7 +217,7 @@ def _print_hints(listing: ProbeListing) -> None:
     print_grouped(
         "cannot be armed here",
         (
-            (site.refused, f"{probe.provider}:{probe.name} at {probe.path}+{site.offset:#x}")
+            (site.refused, f"{probe_name(probe.provider, probe.name)} at {probe.path}+{site.offset:#x}")
             for probe in listing
             for site in probe.sites
             if site.refused

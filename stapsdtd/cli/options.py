@@ -60,14 +60,15 @@ class Server(NamedTuple):
 
 def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete names of probes, with what is known of each as its help."""
+    from stapsdtd.catalog.selector_text import probe_name  # noqa: PLC0415
     from stapsdtd.cli.known_signatures import own_folder  # noqa: PLC0415 (this module serves `--help` too)
     from stapsdtd.signatures import Catalog  # noqa: PLC0415
 
     del parameter
     listing, known = _listing(ctx, details=False), Catalog(own_folder())
-    probes = {f"{probe.provider}:{probe.name}": probe for probe in listing.probes} if listing else {}
+    probes = {probe_name(probe.provider, probe.name): probe for probe in listing.probes} if listing else {}
     items = []
-    for name in safe(set(probes), incomplete):
+    for name in sorted(name for name in probes if name.startswith(incomplete)):
         signatures = known.of(probes[name].provider, probes[name].name)
         items.append(CompletionItem(name, help=signatures[0].text if signatures else None))
     return items

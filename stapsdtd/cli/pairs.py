@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stapsdtd.catalog.selector_text import parts_of
 from stapsdtd.cli import options, signatures
 from stapsdtd.cli.aggregates import keys
 from stapsdtd.cli.signature_captures import meant
@@ -56,8 +57,8 @@ class Pair:
             raise click.UsageError(f"which probe ends {self.start} is not known: name it after that, as END")
         selector, _ = found
         # the last part of a selector is the probe's name
-        head, colon, _ = selector.text.rpartition(":")
-        return replace(self, end=f"{head}{colon}{end}")
+        parts, _ = parts_of(selector.text, "start")
+        return replace(self, end=selector.text[: parts[-1].column] + end)
 
     async def wanted(
         self,

@@ -18,6 +18,7 @@ import textwrap
 from itertools import count, groupby
 from typing import TYPE_CHECKING
 
+from stapsdtd.catalog.selector_text import probe_name
 from stapsdtd.cli.render import abbreviate, fold, format_signature, format_type, paint
 from stapsdtd.cli.signature_captures import named_probe
 from stapsdtd.runtime.text import escape
@@ -71,7 +72,7 @@ def _object_key(probe: Probe) -> tuple[str, str, tuple[int, ...]]:
 def _probe_table(
     probes: Sequence[Probe], width: int, *, color: bool, details: bool, known: Catalog | None
 ) -> Iterator[str]:
-    names = [escape(f"{probe.provider}:{probe.name}") for probe in probes]
+    names = [escape(probe_name(probe.provider, probe.name)) for probe in probes]
     longest = max(map(len, [*names, "PROBE"]))
     # each with a gap before it; the last ones are left out first
     columns = [f"{'SITES':>7}", "  SEMAPHORE"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stapsdtd.catalog.selector_text import captures_in, head_of, if_of_name
 from stapsdtd.catalog.selectors import Selector, normalized, parse
 from stapsdtd.cli.render import print_stderr
 from stapsdtd.errors import InvalidArgumentError
@@ -50,13 +51,13 @@ def with_captures(given: str, probes: Iterable[Probe], known: Known) -> Resolved
     where versions differ.
     """
     names = names_in(given)
-    if "(" in given and not names:
+    if captures_in(given) is not None and not names:
         return Resolved(given, given)
     found = meant(given, known)
     if found is None:
         if names:
             why = "names of arguments need one probe whose arguments are known, and no globs"
-            raise click.UsageError(f"{given}: {why}; write arg0 instead of {names[0].strip()}")
+            raise click.UsageError(f"{given}: {why}; write arg0 instead of {names[0].strip()}{if_of_name(given)}")
         return Resolved(given, given)
     selector, probe = found
     signatures, reason = fitting_everywhere(selector, probe, probes, known)
@@ -76,7 +77,7 @@ def with_captures(given: str, probes: Iterable[Probe], known: Known) -> Resolved
 def parsed(given: str) -> Selector | None:
     """Return a selector without its captures; None if it is none, which the server says."""
     try:
-        return parse(given.partition("(")[0])
+        return parse(head_of(given))
     except InvalidArgumentError:
         return None
 
@@ -86,15 +87,15 @@ def meant(given: str, known: Known) -> tuple[Selector, tuple[str, str]] | None:
     selector = parsed(given)
     if selector is None or selector.is_glob:
         return None
-    providers = [selector.provider.text, *([selector.provider_of_pid[0].text] if selector.provider_of_pid else [])]
-    name = selector.name.text
+    patterns = [selector.provider, *([selector.provider_of_pid[0]] if selector.provider_of_pid else [])]
+    providers, name = [normalized(each.text) for each in patterns], normalized(selector.name.text)
     probes = [(provider, name) for provider in providers if known.of(provider, name)]
     return (selector, probes[0]) if probes else None
 
 
 def names_in(given: str) -> list[str]:
     """Return the captures that name an argument."""
-    captures = given.partition("(")[2].rpartition(")")[0].split(",")
+    captures = (captures_in(given) or "").split(",")
     return [capture for capture in captures if not _BY_POSITION.fullmatch(capture)]
 
 
@@ -125,7 +126,7 @@ def captures_of(given: str, signature: Signature) -> str | None:
     """Return the capture list that a signature makes of a selector's, by default of all arguments."""
     if signature.arguments is None:
         return None
-    written = given.partition("(")[2].rpartition(")")[0]
+    written = captures_in(given)
     parts = written.split(",") if written else [declared.name for declared in signature.arguments]
     captures = [capture for part in parts for capture in _capture(given, part, signature.arguments)]
     return ", ".join(dict.fromkeys(captures))

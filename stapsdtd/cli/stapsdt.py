@@ -147,7 +147,7 @@ def cli(ctx: click.Context, server: str, certificate: str, key: str, authority: 
 
     A SELECTOR is provider:name, name, module:function:name or provider:module:function:name, the latter optionally with
     a pid after the provider (postgresql1234:::query-start). Each part may contain globs, an empty part matches
-    everything, and - is the same as __ in providers and names.
+    everything, and - is the same as __ in providers and names. A part in double quotes is literal: 'paren:"a(b)"'.
     """
     files = (certificate, key, authority)
     if any(files) and not all(files):

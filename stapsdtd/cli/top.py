@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stapsdtd.catalog.selector_text import head_of
 from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
@@ -106,8 +107,7 @@ def command(
 
 def without_values(selector: str) -> str:
     """Return the selector without a capture list: hits are counted."""
-    head, parenthesis, _ = selector.partition("(")
-    return head if parenthesis and selector.endswith(")") else selector
+    return head_of(selector) if selector.endswith(")") else selector
 
 
 class _Top:

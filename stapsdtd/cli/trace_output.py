@@ -13,6 +13,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
+from stapsdtd.catalog.selector_text import probe_name
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
 from stapsdtd.cli.open_spans import OpenSpanTexts
@@ -159,7 +160,7 @@ def _reason_of(site: SiteStatus) -> tuple[str, str]:
     """Return the reason, and what it is about."""
     if not site.path.startswith("/"):
         return site.reason, f"{site.provider}:{site.path}:{site.function}:{site.name}"
-    return site.reason, f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}"
+    return site.reason, f"{probe_name(site.provider, site.name)} at {site.path}+{site.offset:#x}"
 
 
 _ADVICE = {

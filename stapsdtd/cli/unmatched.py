@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from stapsdtd.catalog.selector_text import as_part, head_of, parts_of, probe_name
 from stapsdtd.catalog.selectors import normalized, parse
 from stapsdtd.cli import frequent
 from stapsdtd.cli.function_selectors import functions_of
@@ -271,24 +272,36 @@ def why_unmatched(
     providers = {provider for provider, _ in known}
     names = {name for provider, name in known if selector.matches_provider(provider)}
     text = selector.text.removesuffix("()")
-    provider, name = text.partition("(")[0].split(":")[0], selector.name.text
+    head = head_of(text)
+    parts, _ = parts_of(head, "selectors")
+    provider, name = head[: parts[1].column - 1] if len(parts) > 1 else head, selector.name.text
     if (of_bpftrace := _BPFTRACE.fullmatch(text)) is not None:
         path, probe = of_bpftrace.groups()
         return Unmatched(text, f"write bpftrace's usdt:PATH:PROBE as: {probe} --file {shlex.quote(path)}")
     if not known:
         return Unmatched(text, f"no {where} has static probes yet")
-    if any(selector.matches_provider(each) and selector.matches_name(other) for each, other in known - running):
+    as_written = sorted(each for each in known if text in {":".join(each), each[1]})
+    if as_written and not any(_is_named(selector, each) for each in as_written):
+        near = tuple(probe_name(*each) for each in as_written[:_SUGGESTIONS])
+        return Unmatched(text, "this name is a selector of others unless it is in quotes", near)
+    if any(_is_named(selector, each) for each in known - running):
         return Unmatched(text, "no running program has it yet, though an installed file does")
     if any(map(selector.matches_name, names)):
         return Unmatched(text, "no such probe in the selected processes, modules and functions yet")
     if not names:
-        near = tuple(f"{each}:{name or '*'}" for each in _near(normalized(provider), providers))
+        last = head[parts[-1].column :] or "*"
+        near = tuple(f"{each}:{last}" for each in _near(normalized(selector.provider.text), providers))
         return Unmatched(text, f"{what} has a provider {provider} yet", near)
     if name in providers:
-        return Unmatched(text, f"{name} is a provider, not a probe", (f"{name}:*",))
+        return Unmatched(text, f"{name} is a provider, not a probe", (f"{as_part(name)}:*",))
     return Unmatched(text, "no such probe yet", _near(name, names))
+
+
+def _is_named(selector: Selector, probe: tuple[str, str]) -> bool:
+    return selector.matches_provider(probe[0]) and selector.matches_name(probe[1])
 
 
 def _near(word: str, words: Iterable[str]) -> tuple[str, ...]:
     by_normalized = {normalized(each): each for each in sorted(words)}
-    return tuple(by_normalized[each] for each in get_close_matches(word, by_normalized, _SUGGESTIONS, _SIMILARITY))
+    near = get_close_matches(word, by_normalized, _SUGGESTIONS, _SIMILARITY)
+    return tuple(as_part(by_normalized[each]) for each in near)

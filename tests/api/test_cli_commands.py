@@ -62,6 +62,7 @@ def test_list_json(server: FakeServer, run: Run) -> None:
     assert first == {
         "provider": "postgresql",
         "name": "query__start",
+        "selector": '"postgresql":"/usr/bin/postgres"::"query__start"',
         "path": "/usr/bin/postgres",
         "build_id": "c0ffee",
         "pids": [4711],
@@ -242,6 +243,12 @@ def test_list_of_a_host_without_probes_is_no_failure(server: FakeServer, run: Ru
 def test_list_of_what_matches_nothing_fails(server: FakeServer, run: Run, arguments: list[str], told: str) -> None:
     server.listing = pb.ListProbesResponse()
     assert run("list", *arguments) == (1, "", told)
+
+
+def test_list_prints_names_as_selectors(server: FakeServer, run: Run) -> None:
+    server.listing = pb.ListProbesResponse(probes=[probe(name="a(b)"), probe("a b", "c\n"), probe("my-app", "x.y")])
+    _, out, _ = run("list")
+    assert [line.split("\t")[0] for line in out.splitlines()] == ['postgresql:"a(b)"', r'a b:"c\n"', "my-app:x.y"]
 
 
 def test_list_tells_of_unusable_notes(server: FakeServer, run: Run) -> None:

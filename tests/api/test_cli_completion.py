@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.catalog.selector_text import parts_of
 from tests.api.commands import PROGRAM
 from tests.api.fake_server import PATIENCE_SECONDS, probe, serving
+from tests.support import ROOT
 
 PATIENT = (
     *PROGRAM[:2],
@@ -55,6 +57,57 @@ def test_completion(line: str, word: str, found: list[str]) -> None:
     with serving() as server:
         server.listing.probes.add().CopyFrom(probe(name="query__done"))
         assert complete(server.target, line, word) == found
+
+
+QUOTED = r"\"a\(b\)\ \!\$\(x\)\'\""
+IN_QUOTES = r"""paren:"a(b) !$(x)'\''" """.strip()
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "found"),
+    [
+        ("stapsdt trace pa", "pa", f"paren:{QUOTED}"),
+        ("stapsdt trace paren:", "", QUOTED),
+        (r"stapsdt trace paren:\"a", r"\"a", QUOTED),
+        ("stapsdt trace 'pa", "pa", IN_QUOTES),
+        ("stapsdt trace 'paren:\"a(b) ", "'paren:\"a(b) ", IN_QUOTES),
+    ],
+)
+def test_names_are_quoted_for_the_shell(line: str, word: str, found: str) -> None:
+    asked = {"_STAPSDT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": word}
+    with serving() as server:
+        server.listing.probes.add().CopyFrom(probe("paren", "a(b) !$(x)'"))
+        assert answer(server.target, asked, PATIENT) == [found]
+        # within double quotes, Bash would replace the exclamation mark
+        line = 'stapsdt trace "pa'
+        asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": '"pa'}
+        assert answer(server.target, asked, PATIENT) == [""]
+        server.listing.probes.add().CopyFrom(probe("pa", "$(x)"))
+        assert answer(server.target, asked, PATIENT) == [r"pa:\"\$(x)\""]
+
+
+def test_bash_takes_words_as_they_are(tmp_path: Path) -> None:
+    """Nothing of a name is executed, nor replaced by names of files."""
+    (tmp_path / "paren:a").touch()
+    names = {"a*", "$(touch evil)", "`touch evil`", "a b", "x;touch evil", "~", "a\\"}
+    script = """
+        eval "$SCRIPT"
+        COMP_LINE='stapsdt trace paren:' COMP_POINT=20
+        _stapsdt_completion "$PROGRAM" '' trace
+        for word in "${COMPREPLY[@]}"; do eval "printf '%s\\n' $word"; done
+    """
+    with serving() as server:
+        for name in names:
+            server.listing.probes.add().CopyFrom(probe("paren", name))
+        program = tmp_path / "stapsdt"
+        program.write_text(f"#!{PATIENT[0]}\n{PATIENT[2]}\n")
+        program.chmod(0o755)
+        environment = os.environ | {"STAPSDT_SERVER": server.target, "PYTHONPATH": str(ROOT), "PROGRAM": str(program)}
+        made = subprocess.check_output([program, "completion", "bash"], env=environment, text=True)
+        environment["SCRIPT"] = made
+        told = subprocess.check_output(["bash", "-c", script], env=environment, cwd=tmp_path, text=True)
+    assert {parts_of(word, "")[0][0].text for word in told.splitlines()} == names
+    assert not (tmp_path / "evil").exists()
 
 
 def test_completion_of_containers() -> None:

@@ -7,7 +7,6 @@ import os
 import platform
 import pty
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from typing import Self
 
 import pytest
 
+from stapsdtd.catalog.selector_text import parts_of
 from stapsdtd.client import Client, Probe, Value
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.attached import links
@@ -287,6 +287,37 @@ def test_probes_fire_under_their_names(
     assert fired == [(*names, (number,)) for number, names in enumerate(expected_probes())]
 
 
+def listed(daemon: Daemon, selector: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in stapsdt(daemon.target, "list", selector, "--json").stdout.splitlines()]
+
+
+def selected(client: Client, selector: str) -> set[tuple[str, str, str]]:
+    with client.subscribe([selector]) as subscription:
+        return {(site.path, site.provider, site.name) for site in subscription.sites}
+
+
+def test_each_probe_is_selected_by_what_list_tells(
+    client: Client, daemon: Daemon, hostile: Ticker, hostile_program: Path
+) -> None:
+    records = listed(daemon, f"evil*:{hostile_program}::*")
+    assert [(each["provider"], each["name"]) for each in records] == expected_probes()
+    for each in records:
+        assert selected(client, each["selector"]) == {(each["path"], each["provider"], each["name"])}
+    (parenthesis,) = (each for each in records if each["name"] == "evil(arg0:str)")
+    with Recorder(daemon.target, parenthesis["selector"]) as recorder:
+        hostile.do("fire")
+    assert [event.probe.name for event in recorder.events] == ["evil(arg0:str)"]
+
+
+@with_one_engine
+def test_each_file_is_selected_by_what_list_tells(client: Client, daemon: Daemon, crowd: Crowd) -> None:
+    crowd.appear()
+    records = listed(daemon, crowd.selector.removesuffix("*") + "evilplain")
+    assert len(records) == len(PATHS) + 1
+    for each in records:
+        assert selected(client, each["selector"]) == {(each["path"], "evil", "evilplain")}
+
+
 class Crowd:
     """A process of each hostile path, and one of each hostile name, all of them with the hostile probes."""
 
@@ -410,8 +441,8 @@ def test_watch_is_plain(daemon: Daemon, crowd: Crowd) -> None:
         removed = watch.read(crowd.sites)
         assert watch.end() == ("", "")
     assert_plain(added + removed, fields=7)
-    assert {line[:6] for line in added} == {"+\tevil"}
-    assert {line[:6] for line in removed} == {"-\tevil"}
+    assert {line[:3] for line in added} == {"+\te", '+\t"'}
+    assert {line[:3] for line in removed} == {"-\te", '-\t"'}
 
 
 @with_one_engine
@@ -469,8 +500,8 @@ def test_log_is_plain(client: Client, daemon: Daemon, ticker_program: Path, trac
 @with_one_engine
 def test_completion_offers_nothing_that_a_shell_obeys(daemon: Daemon, hostile: Ticker) -> None:
     assert hostile.semaphore == 0
-    line = "stapsdt trace evil:evil"
-    asked = {"_STAPSDT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": "evil"}
+    line = "stapsdt trace evil:"
+    asked = {"_STAPSDT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": ""}
 
     def offered() -> list[str]:
         command = [COMMANDS / "stapsdt"]
@@ -479,4 +510,8 @@ def test_completion_offers_nothing_that_a_shell_obeys(daemon: Daemon, hostile: T
 
     found = wait_for(lambda: [word for word in offered() if word], "an answer in time")
     assert "evilplain" in found
-    assert not [word for word in found if shlex.quote(word) != word]
+    evaluated = subprocess.check_output(["bash", "-c", f"printf '%s\\0' {' '.join(found)}"], text=True, cwd="/")
+    words = evaluated.split("\0")[:-1]
+    assert sorted(parts_of(word, "")[0][0].text for word in words) == sorted(
+        name for provider, name in expected_probes() if provider == "evil"
+    )

@@ -124,7 +124,7 @@ def test_paths_that_a_selector_has_no_room_for_are_not_sent(known: Known) -> Non
         ("shop:main*:*", "app2", "", "app[2]:shop:main*:sale"),
         ("shop4711:::*", "shop", "", "shop4711:::sale"),
         ("shop4711:::*", "shop4711", "", "shop471[1]:::sale"),
-        ("shop:lib*:main:*", "shop", "/lib/[a](1)", "shop:/lib/?a]?1):main:sale"),
+        ("shop:lib*:main:*", "shop", "/lib/[a](1)", 'shop:"/lib/[a](1)":main:sale'),
     ],
 )
 def test_narrowed_selectors_match_what_they_are_narrowed_to(given: str, provider: str, path: str, text: str) -> None:

@@ -56,7 +56,7 @@ def test_file_that_nobody_maps() -> None:
 
 def test_what_strangers_named_is_escaped() -> None:
     lines = list(object_lines(listing("a\x1b[2J"), width=80, color=False, details=False))
-    assert lines[3].startswith(r"  app:a\x1b[2J  ")
+    assert lines[3].startswith(r'  app:"a\x1b[2J"  ')
 
 
 def test_colors_do_not_count_as_width() -> None:

@@ -15,8 +15,13 @@ PROBES = [
         ("python", "gc__start"),
         ("hotspot", "gc__begin"),
         ("my-app", "start"),
+        ("ts", "&HttpSM::state_read"),
+        ("paren", "a(b)"),
     )
 ]
+
+
+SPECIAL = "this name is a selector of others unless it is in quotes"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,12 @@ PROBES = [
         ("postgresql:::zzz", "no such probe yet", ()),
         ("usdt:/opt/a b:app:hit", "write bpftrace's usdt:PATH:PROBE as: app:hit --file '/opt/a b'", ()),
         ("usdt:/bin/app:hit", "write bpftrace's usdt:PATH:PROBE as: hit --file /bin/app", ()),
+        ("ts:&HttpSM::state_read", SPECIAL, ('ts:"&HttpSM::state_read"',)),
+        ("&HttpSM::state_read", SPECIAL, ('ts:"&HttpSM::state_read"',)),
+        ('paren:"a(c)"', "no such probe yet", ('"a(b)"',)),
+        ('pareb:"a(b)"', "no running program has a provider pareb yet", ('paren:"a(b)"',)),
+        ('"pareb":"a(b)"', 'no running program has a provider "pareb" yet', ('paren:"a(b)"',)),
+        ("ts:&HttpSM", "no such probe yet", ()),
         ("postgresql::main:query__start", "no such probe in the selected processes, modules and functions yet", ()),
     ],
 )
