@@ -22,9 +22,14 @@ Vaddr = NewType("Vaddr", int)
 FileOffset = NewType("FileOffset", int)
 """A byte position in a file; uprobes are placed by these."""
 
+NO_PLACE = FileOffset(0)
+"""Of a note that cannot be used. A file begins with its header, so that no site is there."""
+
 MAX_NAME_BYTES = 512
 MAX_ARGUMENTS_BYTES = 4096
 MAX_FUNCTION_NAME_BYTES = 4096
+MAX_PROBLEMS = 100
+"""Notes of an object that cannot be used and are told, each with its reason. The others are counted."""
 MAX_STRING_BYTES = 4096
 MAX_BUILD_ID_BYTES = 64
 LONGEST_NOP_BYTES = 15
@@ -146,6 +151,11 @@ class Problem:
     name: MaybeName
     reason: Reason
 
+    @property
+    def is_nameless(self) -> bool:
+        """Report whether selectors cannot name it."""
+        return not (self.provider and self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlySegment:
@@ -161,7 +171,7 @@ class ParsedObject:
     """An ELF file's probes.
 
     build_id is lower-case hex; architecture is as named in `arch`. lacks_symbols: operands refer to symbols that were
-    stripped from the file, which its debug file may have.
+    stripped from the file, which its debug file may have. problems_left_out: how many there are beyond problems.
     """
 
     architecture: ArchitectureName
@@ -170,10 +180,29 @@ class ParsedObject:
     problems: tuple[Problem, ...]
     lacks_symbols: bool = False
     read_only: tuple[ReadOnlySegment, ...] = ()
+    problems_left_out: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
 
     @cached_property
     def providers(self) -> frozenset[str]:
         return frozenset(site.provider for site in self.sites)
+
+    @cached_property
+    def unusable(self) -> tuple[Site, ...]:
+        """Notes that cannot be used, as far as their names are known: of each name the first, as a site that has no place
+        and is refused.
+        """
+        reasons: dict[tuple[str, str], str] = {}
+        for each in self.problems:
+            if not each.is_nameless:
+                reasons.setdefault((each.provider, each.name), each.reason)
+        return tuple(
+            Site(provider, name, NO_PLACE, None, None, (), 1, reason) for (provider, name), reason in reasons.items()
+        )
+
+    @cached_property
+    def all_providers(self) -> frozenset[str]:
+        """The providers of sites and of notes that cannot be used."""
+        return self.providers.union(site.provider for site in self.unusable)
 
 
 FileId = tuple[int, int, int]

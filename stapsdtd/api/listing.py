@@ -23,7 +23,7 @@ from stapsdtd.catalog.selectors import Selector
 from stapsdtd.kernel.identity import Identities, ProcessIdentity
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
-from stapsdtd.model import Probe
+from stapsdtd.model import Object, Probe, Problem
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.fair_thread import FairThread, Queue, finish
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -34,6 +34,8 @@ _PARSE_SECONDS = 10.0
 """How long a list waits for root's files that are still being parsed, ..."""
 _ARM_SECONDS = 1.0
 """... and for what is being armed for its client."""
+_MAX_PROBLEMS = 1000
+"""In one list."""
 
 
 @dataclass(slots=True)
@@ -129,23 +131,38 @@ class Listing:
         return await self.in_turns(client, steps())
 
     @staticmethod
-    def details(
-        identities: Sequence[ProcessIdentity], names: Mapping[str, str], objects: Iterable[MappedObject]
-    ) -> Generator[None, None, bytes]:
-        """Describe processes, and what is unusable in objects. names: of containers, by their ids."""
+    def processes(identities: Sequence[ProcessIdentity], names: Mapping[str, str]) -> Generator[None, None, bytes]:
+        """Describe processes. names: of containers, by their ids."""
 
-        def processes(some: Sequence[ProcessIdentity]) -> pb.ListProbesResponse:
+        def described(some: Sequence[ProcessIdentity]) -> pb.ListProbesResponse:
             return pb.ListProbesResponse(
                 processes=[convert.process(each, names.get(each.container_id, "")) for each in some]
             )
 
-        described = yield from serialized(identities, processes)
-        with_problems = [(mapped.object, each) for mapped in objects for each in mapped.object.parsed.problems]
-        unusable = yield from serialized(
-            with_problems,
-            lambda some: pb.ListProbesResponse(problems=[convert.problem(obj, each) for obj, each in some]),
+        return serialized(identities, described)
+
+    @staticmethod
+    def problems(selectors: Sequence[Selector], objects: Iterable[MappedObject]) -> Generator[None, None, bytes]:
+        """Describe notes that cannot be used and that selectors choose; those without a name in files that they may
+        choose from.
+        """
+        chooser = SelectorSet(selectors)
+        found: list[tuple[Object, Problem]] = []
+        left_out = 0
+        for obj in (mapped.object for mapped in objects if mapped.object.parsed.problems):
+            (meant,) = yield from chooser.meant([(obj.path, obj.parsed.all_providers)])
+            chosen = yield from chooser.choose(meant, obj.parsed.unusable)
+            names = {(each.site.provider, each.site.name) for each in chosen}
+            if meant or not selectors:
+                some = [each for each in obj.parsed.problems if (each.provider, each.name) in names or each.is_nameless]
+                room = _MAX_PROBLEMS - len(found)
+                found += ((obj, each) for each in some[:room])
+                left_out += len(some[room:]) + obj.parsed.problems_left_out
+            yield
+        told = yield from serialized(
+            found, lambda some: pb.ListProbesResponse(problems=[convert.problem(obj, each) for obj, each in some])
         )
-        return described + unusable
+        return told + pb.ListProbesResponse(problems_left_out=left_out).SerializeToString()
 
     async def serialize(self, client: str, items: Sequence[_T], message_of: Callable[[Sequence[_T]], Message]) -> bytes:
         """Serialize a message with many items: see `parts.serialized`."""

@@ -8,11 +8,13 @@ from dataclasses import replace
 from stapsdtd.api import cgroup_scope
 from stapsdtd.api.clauses import OfScope, parse_clauses
 from stapsdtd.api.texts import RequestTexts
+from stapsdtd.catalog.selector_text import probe_name
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.config import Limits
 from stapsdtd.config.request_limits import MAX_FILES, MAX_PATH_BYTES, MAX_PIDS, MAX_SCOPE_VALUES, check_count
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
 from stapsdtd.kernel import procfs
+from stapsdtd.model import NO_PLACE
 from stapsdtd.query.nodes import wrong_comm
 from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
@@ -111,7 +113,9 @@ def check_armed(request: pb.SubscribeRequest, statuses: Sequence[SiteStatus]) ->
 def _why_not(status: SiteStatus) -> str:
     site = status.site
     reason = status.reason or status.state.value
-    return f"{site.provider}:{site.name} at {status.object.path}+{site.site_offset:#x}: {reason}"
+    path = status.object.path
+    place = f"in {path}" if site.site_offset == NO_PLACE else f"at {path}+{site.site_offset:#x}"
+    return f"{probe_name(site.provider, site.name)} {place}: {reason}"
 
 
 def _execname(name: str) -> bytes:

@@ -112,12 +112,14 @@ class StapsdtServicer:
         listed = await self._listing.select(client, selectors, shown, pids)
         left_out = pb.ListProbesResponse(sites_left_out=listed.sites_left_out, files_left_out=files_left_out)
         answer = [left_out.SerializeToString(), *listed.probes]
+        if request.details or request.problems:
+            answer.append(await self._listing.in_turns(client, self._listing.problems(selectors, objects)))
         if request.details:
             identities = await self._listing.identities(client, sorted(listed.pids), users)
             names_of = self._names_for(users)
             ids = [identity.container_id for identity in identities]
             names = await asyncio.to_thread(names_of, ids) if names_of else {}
-            answer.append(await self._listing.in_turns(client, self._listing.details(identities, names, objects)))
+            answer.append(await self._listing.in_turns(client, self._listing.processes(identities, names)))
         return b"".join(answer)
 
     async def WatchProbes(  # noqa: N802

@@ -232,7 +232,8 @@ def late_conditions(subscription: Subscription, statuses: Iterable[SiteStatus]) 
     """Return what of the clauses' filters is not evaluated at the hits of these sites, or of pairs that end there."""
     sites: dict[int, list[Site]] = {}
     for status in statuses:
-        sites.setdefault(status.clause, []).append(status.site)
+        if status.state is not SiteState.REFUSED:
+            sites.setdefault(status.clause, []).append(status.site)
     # clauses may have the same one
     text = cache(text_of)
     return [

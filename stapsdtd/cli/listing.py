@@ -12,16 +12,16 @@ from stapsdtd.catalog.selector_text import exact_selector, probe_name
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli import options
 from stapsdtd.cli.known_signatures import catalog, no_signatures
-from stapsdtd.cli.probe_tables import dtrace_lines, fit_of, object_lines, semaphore
+from stapsdtd.cli.probe_tables import dtrace_lines, fit_of, object_lines, semaphore, unusable
 from stapsdtd.cli.render import format_signature, plural, print_grouped, print_stderr, terminal_width, wants_color
 from stapsdtd.cli.unmatched import has_inventory, why_unmatched
-from stapsdtd.client import Address, Client, Constant, InventoryState, Memory, Register, Unavailable
+from stapsdtd.client import Address, Client, Constant, InventoryState, Memory, Probe, Register, Unavailable
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from stapsdtd.client import Argument, Probe, ProbeListing, Process, Site
+    from stapsdtd.client import Argument, ProbeListing, Problem, Process, Site
     from stapsdtd.signatures import Catalog, Fit
 
 
@@ -92,7 +92,9 @@ def command(
             files=files,
             installed=installed,
             details=details or not as_json,
+            problems=True,
         )
+
         if as_json:
             processes = {process.pid: _process_record(process) for process in listing.processes}
             for probe in listing:
@@ -101,16 +103,19 @@ def command(
                     extra["processes"] = [processes[pid] for pid in probe.pids if pid in processes]
                     extra |= _known_record(fit_of(known, probe)) if known else {}
                 print(json.dumps(probe_record(probe) | extra))
+            for problem in listing.problems:
+                print(json.dumps(_problem_record(problem)))
         elif listing.probes:
             for line in _lines(listing, details=details, as_dtrace=as_dtrace or types, types=types, known=known):
                 print(line)
-        _print_hints(listing)
+        # what matches nothing has its reason below
+        _print_hints(listing, () if selectors and not listing.probes else listing.problems)
         if listing.probes:
             return 0
         is_restricted = any((selectors, pids, cgroups, containers, files))
         if installed:
-            return _say_why_none_installed(client, selectors, is_restricted=is_restricted)
-        return _say_why_empty(client, selectors, files, is_restricted=is_restricted)
+            return _say_why_none_installed(client, selectors, listing.problems, is_restricted=is_restricted)
+        return _say_why_empty(client, selectors, files, listing.problems, is_restricted=is_restricted)
 
 
 def _lines(
@@ -135,6 +140,13 @@ def probe_record(probe: Probe) -> dict[str, object]:
         "pids": probe.pids,
         "sites": [_site_record(site) for site in probe.sites],
     }
+
+
+def _problem_record(problem: Problem) -> dict[str, object]:
+    """Return the JSON object of a note that cannot be used: that of a probe without sites."""
+    probe = Probe(problem.provider, problem.name, problem.path, None, "", (), ())
+    selector = {} if problem.provider and problem.name else {"selector": None}
+    return probe_record(probe) | selector | {"unusable": problem.reason}
 
 
 def _site_record(site: Site) -> dict[str, object]:
@@ -211,9 +223,9 @@ def probe_line(probe: Probe) -> str:
     return "\t".join(map(escape, fields))
 
 
-def _print_hints(listing: ProbeListing) -> None:
+def _print_hints(listing: ProbeListing, problems: Iterable[Problem]) -> None:
     """Print on standard error what cannot be used or armed, and what is left out."""
-    print_grouped("cannot be used", ((problem.reason, f"a note in {problem.path}") for problem in listing.problems))
+    print_grouped("cannot be used", ((each.reason, f"{unusable(each)} in {each.path}") for each in problems))
     print_grouped(
         "cannot be armed here",
         (
@@ -225,11 +237,15 @@ def _print_hints(listing: ProbeListing) -> None:
     )
     if listing.sites_left_out:
         print_stderr(f"{plural(listing.sites_left_out, 'site')} of large objects left out: narrow it with a selector")
+    if listing.problems_left_out:
+        print_stderr(f"cannot be used: {plural(listing.problems_left_out, 'more note')}")
     if listing.files_left_out:
         print_stderr(f"{plural(listing.files_left_out, 'installed file')} left out: narrow it with a selector")
 
 
-def _say_why_none_installed(client: Client, selectors: Sequence[str], *, is_restricted: bool) -> int:
+def _say_why_none_installed(
+    client: Client, selectors: Sequence[str], problems: Sequence[Problem], *, is_restricted: bool
+) -> int:
     """Print on standard error why no installed probe is listed, and return the exit code."""
     inventory = client.info().inventory
     if inventory is not None and inventory.state is InventoryState.SCANNING:
@@ -240,13 +256,20 @@ def _say_why_none_installed(client: Client, selectors: Sequence[str], *, is_rest
         return 0
     known = client.list_probes(installed=True) if selectors else ()
     for selector in map(parse, selectors):
-        print_stderr(str(why_unmatched(selector, known, where="installed file")))
+        print_stderr(str(why_unmatched(selector, known, problems=problems, where="installed file")))
     if not selectors:
         print_stderr("no probe matches: run 'stapsdt list --installed' to see all probes in installed files")
     return 1
 
 
-def _say_why_empty(client: Client, selectors: Sequence[str], files: Sequence[str], *, is_restricted: bool) -> int:
+def _say_why_empty(
+    client: Client,
+    selectors: Sequence[str],
+    files: Sequence[str],
+    problems: Sequence[Problem],
+    *,
+    is_restricted: bool,
+) -> int:
     """Print on standard error why no probe is listed, and return the exit code."""
     if not is_restricted:
         print_stderr("no running program has static probes; programs that start later are found automatically")
@@ -254,7 +277,7 @@ def _say_why_empty(client: Client, selectors: Sequence[str], files: Sequence[str
     known = client.list_probes(files=files) if selectors else ()
     inventory = client.list_probes(installed=True) if not files and has_inventory(client.info()) else ()
     for selector in map(parse, selectors):
-        print_stderr(str(why_unmatched(selector, known, inventory)))
+        print_stderr(str(why_unmatched(selector, known, inventory, problems)))
     if not selectors:
         print_stderr("no probe matches: run 'stapsdt list' to see all probes")
     return 1

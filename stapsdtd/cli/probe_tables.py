@@ -26,7 +26,7 @@ from stapsdtd.runtime.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from stapsdtd.client import Probe, ProbeListing, Process, Site
+    from stapsdtd.client import Probe, ProbeListing, Problem, Process, Site
     from stapsdtd.signatures import Catalog, Fit
 
 _MAX_SHOWN_PROCESSES = 5
@@ -63,6 +63,17 @@ def object_lines(
             for part in fold(line, width or _UNLIMITED):
                 yield paint(part, "dim", color=color)
         yield from _probe_table(group, width or _UNLIMITED, color=color, details=details, known=known)
+        if details:
+            for each in listing.problems:
+                if each.path == group[0].path:
+                    yield from fold(escape(f"  {unusable(each)}: cannot be used: {each.reason}"), width or _UNLIMITED)
+
+
+def unusable(problem: Problem) -> str:
+    """Return what a note that cannot be used is called."""
+    if problem.provider and problem.name:
+        return probe_name(problem.provider, problem.name)
+    return "a note"
 
 
 def _object_key(probe: Probe) -> tuple[str, str, tuple[int, ...]]:

@@ -160,7 +160,9 @@ def _reason_of(site: SiteStatus) -> tuple[str, str]:
     """Return the reason, and what it is about."""
     if not site.path.startswith("/"):
         return site.reason, f"{site.provider}:{site.path}:{site.function}:{site.name}"
-    return site.reason, f"{probe_name(site.provider, site.name)} at {site.path}+{site.offset:#x}"
+    # a note that cannot be used has no place
+    place = f"at {site.path}+{site.offset:#x}" if site.offset else f"in {site.path}"
+    return site.reason, f"{probe_name(site.provider, site.name)} {place}"
 
 
 _ADVICE = {

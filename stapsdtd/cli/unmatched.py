@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.catalog.selectors import Selector
     from stapsdtd.cli.signature_captures import Resolved
-    from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, ServerInfo, SiteStatus
+    from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, Problem, ServerInfo, SiteStatus
     from stapsdtd.signatures import Declared
     from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
@@ -243,7 +243,7 @@ async def _hints(
     if not missing:
         return Hints()
     try:
-        listing, info = await client.list_probes(files=options.files), await client.info()
+        listing, info = await client.list_probes(files=options.files, problems=True), await client.info()
         installed = await client.list_probes(installed=True) if not options.files and has_inventory(info) else ()
     except ClientError:
         # the role may not list, or the server may be busy, which is no reason to end the trace
@@ -251,7 +251,9 @@ async def _hints(
     hidden, access = "", info.access
     if access is not None and access.list is not None:
         hidden = f"your role, {access.role}, hides other users' processes, which may have such probes"
-    return Hints(tuple(why_unmatched(selector, listing.probes, installed) for selector in missing), hidden)
+    return Hints(
+        tuple(why_unmatched(selector, listing.probes, installed, listing.problems) for selector in missing), hidden
+    )
 
 
 def has_inventory(info: ServerInfo) -> bool:
@@ -260,11 +262,17 @@ def has_inventory(info: ServerInfo) -> bool:
 
 
 def why_unmatched(
-    selector: Selector, probes: Iterable[Probe], installed: Iterable[Probe] = (), *, where: str = "running program"
+    selector: Selector,
+    probes: Iterable[Probe],
+    installed: Iterable[Probe] = (),
+    problems: Iterable[Problem] = (),
+    *,
+    where: str = "running program",
 ) -> Unmatched:
     """Explain why a selector matches none of the probes in running programs, and suggest names that are near.
 
-    installed: those in installed files, if the server knows of any. where: in what the probes are.
+    installed: those in installed files, if the server knows of any. problems: notes that cannot be used. where: in what
+    the probes are.
     """
     running = {(probe.provider, probe.name) for probe in probes}
     known = running | {(probe.provider, probe.name) for probe in installed}
@@ -275,6 +283,10 @@ def why_unmatched(
     head = head_of(text)
     parts, _ = parts_of(head, "selectors")
     provider, name = head[: parts[1].column - 1] if len(parts) > 1 else head, selector.name.text
+    for each in problems:
+        if _is_named(selector, (each.provider, each.name)) and selector.matches_module(each.path):
+            named = probe_name(each.provider, each.name)
+            return Unmatched(text, f"{named} is there, but cannot be used: {each.reason}: a note in {each.path}")
     if (of_bpftrace := _BPFTRACE.fullmatch(text)) is not None:
         path, probe = of_bpftrace.groups()
         return Unmatched(text, f"write bpftrace's usdt:PATH:PROBE as: {probe} --file {shlex.quote(path)}")

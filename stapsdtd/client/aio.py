@@ -93,16 +93,25 @@ class AsyncClient:
         files: Iterable[str] = (),
         installed: bool = False,
         details: bool = False,
+        problems: bool = False,
     ) -> ProbeListing:
         """Return the probes in objects that running processes map. Without a selector, all probes.
 
         pids, containers, cgroups: consider only these processes; as for subscribe().
         files: only probes in these files, whether or not a process maps them; as for subscribe().
         installed: only probes in installed files that the server knows of, whether or not a process maps them.
-        details: also return the processes, and the notes and files that could not be used.
+        details: also return the processes, and the notes that cannot be used.
+        problems: also return the notes that cannot be used.
         """
         request = encode.list_request(
-            selectors, pids, containers=containers, cgroups=cgroups, files=files, installed=installed, details=details
+            selectors,
+            pids,
+            containers=containers,
+            cgroups=cgroups,
+            files=files,
+            installed=installed,
+            details=details,
+            problems=problems,
         )
         with translated(self._call("list probes")):
             return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout))

@@ -120,6 +120,7 @@ def probe_listing(listing: pb.ListProbesResponse) -> probes.ProbeListing:
         ),
         sites_left_out=listing.sites_left_out,
         files_left_out=listing.files_left_out,
+        problems_left_out=listing.problems_left_out,
     )
 
 

@@ -46,6 +46,7 @@ def list_request(
     files: Iterable[str],
     installed: bool,
     details: bool,
+    problems: bool,
 ) -> pb.ListProbesRequest:
     return pb.ListProbesRequest(
         selectors=_as_iterable(selectors),
@@ -55,6 +56,7 @@ def list_request(
         files=files,
         installed=installed,
         details=details,
+        problems=problems,
     )
 
 

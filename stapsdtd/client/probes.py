@@ -136,7 +136,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A note that could not be used or, if provider and name are empty, a whole file."""
+    """A note that cannot be used or, if provider and name are empty, several of which the names are not known."""
 
     path: str
     provider: str
@@ -146,10 +146,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ProbeListing:
-    """A sequence of probes. processes and problems are filled in with details=True.
+    """A sequence of probes. processes and problems are filled in with details=True, problems with problems=True, too.
 
-    sites_left_out, files_left_out: the numbers of sites of very large objects, and of installed files, that were left
-    out.
+    sites_left_out, files_left_out, problems_left_out: the numbers of sites of very large objects, of installed files,
+    and of notes that cannot be used, that were left out.
     """
 
     probes: tuple[Probe, ...]
@@ -157,6 +157,7 @@ class ProbeListing:
     problems: tuple[Problem, ...]
     sites_left_out: int = 0
     files_left_out: int = 0
+    problems_left_out: int = 0
 
     def __iter__(self) -> Iterator[Probe]:
         return iter(self.probes)

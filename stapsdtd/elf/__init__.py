@@ -34,10 +34,10 @@ def parse_object(file: BinaryIO, debug_file: BinaryIO | None = None) -> ParsedOb
         container = open_container(file)
         build_id = read_build_id(container)
         debug = _debug_container(debug_file, container, build_id) if debug_file is not None else None
-        sites, problems, lacks_symbols = read_sites(container, debug)
+        sites, problems, left_out, lacks_symbols = read_sites(container, debug)
         # most files have no probes and do not need this
         read_only = read_only_segments(container) if sites else ()
-        return ParsedObject(container.architecture, build_id, sites, problems, lacks_symbols, read_only)
+        return ParsedObject(container.architecture, build_id, sites, problems, lacks_symbols, read_only, left_out)
     except OSError as error:
         raise ObjectUnreadableError(f"reading failed: {error.strerror or error}") from error
     except MemoryError as error:

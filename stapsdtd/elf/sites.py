@@ -21,7 +21,16 @@ from stapsdtd.elf.notes import (
 )
 from stapsdtd.elf.segments import LoadSegments, Semaphore
 from stapsdtd.elf.symbols import enclosing_functions, symbol_addresses
-from stapsdtd.model import LONGEST_NOP_BYTES, Argument, FileOffset, Problem, Site, Unavailable, Vaddr
+from stapsdtd.model import (
+    LONGEST_NOP_BYTES,
+    MAX_PROBLEMS,
+    Argument,
+    FileOffset,
+    Problem,
+    Site,
+    Unavailable,
+    Vaddr,
+)
 
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20
@@ -31,6 +40,20 @@ MAX_LOCATED_ARGUMENTS = 1 << 18
 """Arguments that refer to symbols differ from site to site and take about 500 bytes each; postgres has 5."""
 
 _CONFLICT = "another note has the same location with other arguments or another semaphore"
+
+
+class _Problems:
+    """The first MAX_PROBLEMS, and how many more there are: hostile files have nothing else, 500,000 times."""
+
+    def __init__(self) -> None:
+        self.kept: list[Problem] = []
+        self.left_out = 0
+
+    def append(self, problem: Problem) -> None:
+        if len(self.kept) < MAX_PROBLEMS:
+            self.kept.append(problem)
+        else:
+            self.left_out += 1
 
 
 class _Located(NamedTuple):
@@ -44,11 +67,13 @@ class _Located(NamedTuple):
 
 def read_sites(
     container: Container, debug: Container | None = None
-) -> tuple[tuple[Site, ...], tuple[Problem, ...], bool]:
-    """Return the usable notes as sites, in the order of the notes, the others as problems, and lacks_symbols."""
+) -> tuple[tuple[Site, ...], tuple[Problem, ...], int, bool]:
+    """Return the usable notes as sites, in the order of the notes, others as problems, how many more of these there
+    are, and lacks_symbols.
+    """
     if not container.sections_named(b".note.stapsdt"):
-        return (), (), False
-    problems: list[Problem] = []
+        return (), (), 0, False
+    problems = _Problems()
     located = list(_located(container, problems))
     functions = enclosing_functions(container, [note.location_vaddr for note in located]) if located else []
     symbol_resolver = _SymbolResolver(container, located, debug)
@@ -65,7 +90,7 @@ def read_sites(
         )
         for note, function in zip(located, functions, strict=True)
     )
-    return sites, tuple(problems), symbol_resolver.lacks_symbols
+    return sites, tuple(problems.kept), problems.left_out, symbol_resolver.lacks_symbols
 
 
 class _SymbolResolver:
@@ -107,7 +132,7 @@ class _SymbolResolver:
         return self._unresolved[id(arguments)]
 
 
-def _located(container: Container, problems: list[Problem]) -> Iterator[_Located]:
+def _located(container: Container, problems: _Problems) -> Iterator[_Located]:
     """Yield one note for each (site, provider, name): the kernel rejects events with duplicate sites."""
     reader = DescriptorReader(container.architecture, container.word_bytes, container.byte_order)
     resolver = _Resolver(container)
@@ -138,7 +163,7 @@ def _with_one_semaphore(note: _Located, first: _Located) -> _Located:
     return note._replace(refused=f"{same}, and the kernel takes only one for an instruction")
 
 
-def _descriptors(container: Container, problems: list[Problem]) -> Iterator[bytes]:
+def _descriptors(container: Container, problems: _Problems) -> Iterator[bytes]:
     """Yield the descriptors of all stapsdt notes. Errors that affect a whole section become one problem."""
     notes_left, bytes_left = MAX_NOTES, MAX_NOTES_BYTES
     for section in container.sections_named(b".note.stapsdt"):

@@ -22,18 +22,15 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_o
 
 from msgspec import DecodeError, Meta, msgpack
 
-from stapsdtd.elf.container import MAX_SECTIONS
 from stapsdtd.elf.notes import MAX_ARGUMENTS
 from stapsdtd.elf.read_only import MAX_READ_ONLY_SEGMENTS
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError
-from stapsdtd.model import Argument, Operand, ParsedObject, Problem, ReadOnlySegment, Site
-
-MAX_PROBLEMS = MAX_NOTES + 2 * MAX_SECTIONS
+from stapsdtd.model import MAX_PROBLEMS, Argument, Operand, ParsedObject, Problem, ReadOnlySegment, Site
 
 _MAX_TEXTS = 3 * MAX_NOTES
 _MAX_TEXTS_BYTES = 64 << 20
-"""As much as MAX_NOTES_BYTES allows for notes; it fits 500,000 problems with a reason of 100 bytes each."""
+"""As much as MAX_NOTES_BYTES allows for notes."""
 
 MAX_DISTINCT_ARGUMENTS = 1 << 18
 """Operands with a symbol differ from site to site. libjvm.so has some 700."""

@@ -123,8 +123,6 @@ def _reason(told: memoryview) -> str:
 def _check_object(parsed: ParsedObject, file_size: int) -> None:
     """Check how fields relate to each other and to the file. Raises RefusedError."""
     sites = parsed.sites
-    if len(sites) + len(parsed.problems) > codec.MAX_PROBLEMS:
-        raise RefusedError("more sites and problems than an object can have notes")
     offsets = list(map(attrgetter("site_offset"), sites))
     semaphores = filter(None, map(attrgetter("semaphore_offset"), sites))
     if max(offsets, default=-1) >= file_size or max(semaphores, default=-SEMAPHORE_BYTES) + SEMAPHORE_BYTES > file_size:

@@ -93,21 +93,24 @@ class _Clause:
         self._of_ends = (1 << len(spec.selectors)) - 1
 
     def may_choose(self, obj: Object) -> bool:
-        return self._selectors.may_mean(obj.parsed.providers)
+        return self._selectors.may_mean(obj.parsed.all_providers)
 
     def matches(self, obj: Object, name: str) -> int:
         """See `Choices.matches`."""
-        effort, providers = self._selectors.effort, obj.parsed.providers
-        matches = len(obj.parsed.sites) * effort
+        effort, providers = self._selectors.effort, obj.parsed.all_providers
+        matches = (len(obj.parsed.sites) + len(obj.parsed.unusable)) * effort
         if matches > _FEW and len(providers) * effort <= _FEW:
             (meant,) = finish(self._selectors.meant([(name, providers)]))
             return matches if meant else 0
         return matches
 
     def search(self, obj: Object, name: str) -> Generator[None, None, tuple[SelectedSite, ...]]:
-        """Choose sites of an object of this name, and what is captured at each."""
-        (meant,) = yield from self._selectors.meant([(name, obj.parsed.providers)])
+        """Choose sites of an object of this name, and what is captured at each; also notes that cannot be used, which
+        are to be refused.
+        """
+        (meant,) = yield from self._selectors.meant([(name, obj.parsed.all_providers)])
         chosen = yield from self._selectors.choose(meant, obj.parsed.sites)
+        chosen += yield from self._selectors.choose(meant, obj.parsed.unusable)
         if self._excluded_probes:
             chosen = [each for each in chosen if not self._is_excluded(each.site)]
         ends: list[SelectedSite] = []

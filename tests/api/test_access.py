@@ -202,7 +202,8 @@ class TestOthersProcesses:
 
     def test_subscribe(self, server: Served, anne: StapsdtServiceStub, pids: dict[str, int]) -> None:
         answer = subscribe(anne)
-        assert [(status.name, status.path) for status in answer.sites] == [("shared", str(server.folder / "hers"))]
+        hers = str(server.folder / "hers")
+        assert [(status.name, status.path) for status in answer.sites] == [("shared", hers), ("bad", hers)]
         (target,) = server.engine.armed.values()
         assert target.owners == frozenset({ANNE.uid})
         assert not subscribe(anne, f":{server.folder / 'app'}::").sites
@@ -224,7 +225,7 @@ class TestOthersProcesses:
         assert refused(lambda: subscribe(anne, scope=pb.Scope(pids=[missing]))) == (
             code, told.replace(str(pids["bert"]), str(missing)),
         )  # fmt: skip
-        assert len(subscribe(anne, scope=pb.Scope(pids=[pids["anne"]], exclude_pids=[pids["bert"]])).sites) == 1
+        assert len(subscribe(anne, scope=pb.Scope(pids=[pids["anne"]], exclude_pids=[pids["bert"]])).sites) == 2
 
 
 class TestContainers:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from stapsdtd.client import Client, Descriptions, EventBatch, SiteState
 from stapsdtd.config import OPERATOR
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError, TracefsRejectedError
-from stapsdtd.model import Mapping, Object
+from stapsdtd.model import Mapping, Object, Problem
 from stapsdtd.procs.objects import open_object
 from stapsdtd.runtime.futures import finished, unfinished
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -405,3 +406,28 @@ def test_more_sites_than_a_subscription_may_have_of_a_file_are_refused_with_the_
     )
     response = server.subscribe("app:n*0")
     assert len(response.sites) == 1001
+
+
+REASON = "no nop at the location"
+
+
+def test_notes_that_cannot_be_used_are_refused(server: Served, pids: list[int]) -> None:
+    bad = [Problem("app", "bad", REASON), Problem("other", "bad", REASON), Problem("", "", "truncated")]
+    server.map(pids[0], server.file_object(site("good"), problems=bad))
+    response = server.subscribe("app:*")
+    assert [(each.name, each.state, each.offset, each.reason) for each in response.sites] == [
+        ("good", ARMED, 0x1000, ""), ("bad", REFUSED, 0, REASON),
+    ]  # fmt: skip
+    ((target),) = server.engine.armed.values()
+    assert [wanted.site.name for wanted in target.sites] == ["good"]
+    assert [each.reason for each in server.subscribe("other:bad(arg3:str)", require_match=True).sites] == [REASON]
+    with pytest.raises(grpc.RpcError, match=r"other:bad in /.*: no nop at the location"):
+        server.subscribe("other:bad", all_or_nothing=True)
+
+
+def test_notes_that_cannot_be_used_are_refused_when_they_appear(server: Served, pids: list[int]) -> None:
+    response = server.subscribe("app:bad", where="arg0 == 1 && str(arg1) == 'x'", fields=["arg2"])
+    stream = server.stream(response.subscription_id)
+    server.map(pids[0], server.file_object(problems=[Problem("app", "bad", REASON)]))
+    assert next_states(stream) == [("bad", REFUSED)]
+    assert server.unsubscribe(response.subscription_id).fired == 0

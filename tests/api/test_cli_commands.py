@@ -57,7 +57,9 @@ def test_list_json(server: FakeServer, run: Run) -> None:
     server.listing.probes.add().CopyFrom(probe(name="bare", build_id="", sites=[pb.Site(offset=7)]))
     status, out, err = run("list", "postgresql:*", "--pid", "4711", "--json")
     assert (status, err) == (0, "")
-    assert server.asked("ListProbesRequest") == [pb.ListProbesRequest(selectors=["postgresql:*"], pids=[4711])]
+    assert server.asked("ListProbesRequest") == [
+        pb.ListProbesRequest(selectors=["postgresql:*"], pids=[4711], problems=True)
+    ]
     first, bare = map(json.loads, out.splitlines())
     assert first == {
         "provider": "postgresql",
@@ -124,7 +126,8 @@ def test_list_json_with_details(server: FakeServer, run: Run) -> None:
     contained(server)
     status, out, err = run("list", "--json", "--details", "--container", "web", "--cgroup", "/a")
     assert (status, err) == (0, "")
-    assert server.asked("ListProbesRequest") == [pb.ListProbesRequest(containers=["web"], cgroups=["/a"], details=True)]
+    request = pb.ListProbesRequest(containers=["web"], cgroups=["/a"], details=True, problems=True)
+    assert server.asked("ListProbesRequest") == [request]
     first, _, third, _ = json.loads(out)["processes"]
     assert first == {
         "pid": 4711,
@@ -253,8 +256,32 @@ def test_list_prints_names_as_selectors(server: FakeServer, run: Run) -> None:
 
 def test_list_tells_of_unusable_notes(server: FakeServer, run: Run) -> None:
     server.listing.problems.add(path="/bin/odd", reason="no descriptor")
-    _, _, err = run("list")
-    assert err == "stapsdt: cannot be used: no descriptor: a note in /bin/odd\n"
+    server.listing.problems.add(path="/usr/bin/postgres", provider="postgresql", name="a(b)", reason="no nop")
+    server.listing.problems_left_out = 7
+    told = (
+        "stapsdt: cannot be used: no descriptor: a note in /bin/odd\n"
+        'stapsdt: cannot be used: no nop: postgresql:"a(b)" in /usr/bin/postgres\n'
+        "stapsdt: cannot be used: 7 more notes\n"
+    )
+    _, out, err = run("list", "--json")
+    assert err == told
+    nothing: dict[str, object] = {"build_id": None, "pids": [], "sites": []}
+    selector = r'"postgresql":"/usr/bin/postgres"::"a(b)"'
+    named = {"path": "/usr/bin/postgres", "provider": "postgresql", "name": "a(b)", "selector": selector}
+    assert [json.loads(line) for line in out.splitlines()[1:]] == [
+        {"path": "/bin/odd", "provider": "", "name": "", "selector": None, "unusable": "no descriptor"} | nothing,
+        named | {"unusable": "no nop"} | nothing,
+    ]
+    _, out, err = run("list", "--details")
+    assert err == told
+    assert out.splitlines()[-1] == '  postgresql:"a(b)": cannot be used: no nop'
+
+
+def test_list_says_why_a_probe_is_none(server: FakeServer, run: Run) -> None:
+    del server.listing.probes[:]
+    server.listing.problems.add(path="/bin/app", provider="app", name="hit", reason="no nop")
+    told = "stapsdt: app:hit: app:hit is there, but cannot be used: no nop: a note in /bin/app\n"
+    assert run("list", "app:hit") == (1, "", told)
 
 
 @pytest.fixture
@@ -371,7 +398,7 @@ def test_list_installed(server: FakeServer, run: Run) -> None:
     assert (status, err) == (0, "")
     assert out
     (request,) = server.asked("ListProbesRequest")
-    assert request == pb.ListProbesRequest(selectors=["postgresql:*"], installed=True, details=True)
+    assert request == pb.ListProbesRequest(selectors=["postgresql:*"], installed=True, details=True, problems=True)
     server.listing.files_left_out = 1
     assert run("list", "--installed")[2] == "stapsdt: 1 installed file left out: narrow it with a selector\n"
 

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.host_calls import ARM
-from stapsdtd.model import Capture, Constant, Memory, Problem, Unavailable
+from stapsdtd.model import MAX_PROBLEMS, Capture, Constant, Memory, Problem, Unavailable
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
 from stapsdtd.runtime.mailbox import ThreadEndedError
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -129,6 +130,23 @@ class TestListProbes:
         assert [(each.path, each.provider, each.name, each.reason) for each in response.problems] == [
             (str(server.folder / "app"), "app", "bad", "no nop at the location")
         ]
+
+    def test_unusable_notes(self, server: Served) -> None:
+        def names(*selectors: str) -> list[str]:
+            answer = self.probes(server, problems=True, selectors=selectors)
+            assert not answer.processes
+            return [each.name for each in answer.problems]
+
+        assert names() == names("app:bad") == names("*:b*", "x:y") == names("bad") == ["bad"]
+        assert names("app:start") == names("library:*") == names("app:other::bad") == []
+
+    def test_of_many_unusable_notes_some_are_told(self, server: Served, pids: list[int]) -> None:
+        for number in range(MAX_PROBLEMS // 10 + 2):
+            some = [Problem("odd", f"bad{each}", "no nop at the location") for each in range(MAX_PROBLEMS)]
+            found = server.file_object(name=f"odd{number}", problems=some)
+            server.map(pids[0], replace(found, parsed=replace(found.parsed, problems_left_out=7)), f"odd{number}")
+        answer = self.probes(server, problems=True, selectors=["odd:*"])
+        assert (len(answer.problems), answer.problems_left_out) == (1000, 200 + 7 * 12)
 
 
 class TestWatchProbes:

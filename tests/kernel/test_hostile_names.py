@@ -288,7 +288,9 @@ def test_probes_fire_under_their_names(
 
 
 def listed(daemon: Daemon, selector: str) -> list[dict[str, str]]:
-    return [json.loads(line) for line in stapsdt(daemon.target, "list", selector, "--json").stdout.splitlines()]
+    """Records of probes, without those of notes that cannot be used."""
+    records = stapsdt(daemon.target, "list", selector, "--json").stdout.split("\n")[:-1]
+    return [record for record in map(json.loads, records) if "unusable" not in record]
 
 
 def selected(client: Client, selector: str) -> set[tuple[str, str, str]]:
@@ -386,14 +388,13 @@ def on_terminal(*command: str) -> str:
 @with_one_engine
 def test_list_is_plain(daemon: Daemon, crowd: Crowd) -> None:
     crowd.appear()
-    listed = stapsdt(daemon.target, "list", crowd.selector)
-    lines = listed.stdout.split("\n")
+    told = stapsdt(daemon.target, "list", crowd.selector)
+    lines = told.stdout.split("\n")
     assert_plain(lines[:-1], fields=6)
     assert len(lines) == crowd.sites + 1
-    assert_plain(listed.stderr.split("\n"), fields=1)
-    assert listed.stderr.count("\n") == 1
-    records = stapsdt(daemon.target, "list", crowd.selector, "--json").stdout.split("\n")
-    names = Counter((record["provider"], record["name"]) for record in map(json.loads, records[:-1]))
+    assert_plain(told.stderr.split("\n"), fields=1)
+    assert told.stderr.count("\n") == 1
+    names = Counter((record["provider"], record["name"]) for record in listed(daemon, crowd.selector))
     assert names == dict.fromkeys(expected_probes(), len(PATHS) + 1)
     assert_plain(on_terminal(*stapsdt_command(daemon.target, "list", crowd.selector)).split("\r\n"), fields=1)
 
@@ -449,7 +450,8 @@ def test_watch_is_plain(daemon: Daemon, crowd: Crowd) -> None:
 def test_trace_is_plain(daemon: Daemon, tracefs: Tracefs, crowd: Crowd) -> None:
     crowd.appear()
     with Following(daemon, "trace", crowd.selector) as trace:
-        assert trace.begin() == f"stapsdt: {crowd.sites} sites armed; Ctrl-C stops\n"
+        refused = f"{2 * (len(PATHS) + 1)} sites refused"
+        assert trace.begin() == f"stapsdt: {crowd.sites} sites armed, {refused}; Ctrl-C stops\n"
         assert len(armed_at(tracefs, daemon)) == crowd.sites
         fired = crowd.fire()
         lines, summary = trace.end()

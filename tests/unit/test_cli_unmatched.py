@@ -4,7 +4,7 @@ import pytest
 
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli.unmatched import Hints, Unmatched, why_unmatched
-from stapsdtd.client import Probe
+from stapsdtd.client import Probe, Problem
 
 PROBES = [
     Probe(provider, name, f"/usr/bin/{provider}", None, "x86-64", (7,), ())
@@ -53,6 +53,15 @@ SPECIAL = "this name is a selector of others unless it is in quotes"
 )
 def test_reason_and_nearest_names(selector: str, reason: str, nearest: tuple[str, ...]) -> None:
     assert why_unmatched(parse(selector), PROBES) == Unmatched(selector.removesuffix("()"), reason, nearest)
+
+
+def test_notes_that_cannot_be_used() -> None:
+    problems = [Problem("/bin/app", "app", "hit", "no nop"), Problem("/bin/app", "", "", "truncated")]
+    reason = "app:hit is there, but cannot be used: no nop: a note in /bin/app"
+    for text in ("app:hit", "app:app::hit", "*:h*"):
+        assert why_unmatched(parse(text), PROBES, problems=problems) == Unmatched(text, reason)
+        assert why_unmatched(parse(text), [], problems=problems) == Unmatched(text, reason)
+    assert why_unmatched(parse("app:other:f:hit"), PROBES, problems=problems).reason != reason
 
 
 def test_host_without_probes() -> None:

@@ -7,6 +7,8 @@ import struct
 import pytest
 
 from stapsdtd.model import (
+    MAX_PROBLEMS,
+    NO_PLACE,
     Argument,
     FileOffset,
     ParsedObject,
@@ -223,3 +225,23 @@ def test_a_note_in_thumb_code() -> None:
     (site,) = parse_notes(elf.note(arguments=b"4@r0"), elf=elf).sites
     assert (site.nop_bytes, len(site.arguments)) == (2, 1)
     assert "Thumb code, in which the kernel has no uprobes" in str(site.refused)
+
+
+def test_of_many_unusable_notes_some_are_kept_and_the_others_counted() -> None:
+    elf = Elf(NOP + b"\xc3")
+    notes = [elf.note(TEXT_VADDR + 1, name=b"n%d" % number) for number in range(MAX_PROBLEMS + 5)]
+    parsed = parse_notes(*notes, elf.note(TEXT_VADDR, name=b"good"), elf=elf)
+    assert [site.name for site in parsed.sites] == ["good"]
+    assert [each.name for each in parsed.problems] == [f"n{number}" for number in range(MAX_PROBLEMS)]
+    assert parsed.problems_left_out == 5
+
+
+def test_unusable_notes_are_sites_without_a_place() -> None:
+    elf = Elf(NOP + b"\xc3")
+    bad = elf.note(TEXT_VADDR + 1, name=b"bad", provider=b"other"), elf.note(1 << 40, name=b"bad", provider=b"other")
+    parsed = parse_notes(*bad, elf.note(TEXT_VADDR), elf.note(name=b""), elf=elf)
+    assert len(parsed.problems) == 3
+    (unusable,) = parsed.unusable
+    assert (unusable.provider, unusable.name, unusable.site_offset) == ("other", "bad", NO_PLACE)
+    assert unusable.refused == "no nop at the location: bytes c3"
+    assert sorted(parsed.all_providers - parsed.providers) == ["other"]

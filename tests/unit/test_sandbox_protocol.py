@@ -20,6 +20,7 @@ from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.model import (
     LONGEST_NOP_BYTES,
+    MAX_PROBLEMS,
     Address,
     Argument,
     Constant,
@@ -494,9 +495,9 @@ def test_more_bytes_of_texts_than_the_daemon_takes() -> None:
     parts[0][0] += [f"{number:04}" + "t" * (1 << 20) for number in range(64)]
     with pytest.raises(RefusedError, match=r"texts of 671\d+ bytes"):
         decode(answer_of(parts), FILE_SIZE)
-    problems = tuple(Problem("", "", f"{number:04}" + "t" * 16_000) for number in range(4300))
+    sites = tuple(site(offset=number, function=f"{number:04}" + "t" * 16_000) for number in range(4300))
     with pytest.raises(ObjectUnreadableError, match=r"it has texts of \d+ bytes, more than 67108864"):
-        encode(ParsedObject("x86-64", None, (), problems))
+        encode(ParsedObject("x86-64", None, sites, ()))
 
 
 def test_operands_of_several_kinds_are_bounded_together() -> None:
@@ -508,10 +509,10 @@ def test_operands_of_several_kinds_are_bounded_together() -> None:
         decode(answer_of(parts), FILE_SIZE)
 
 
-def test_sites_and_problems_are_bounded_together() -> None:
+def test_problems_are_bounded() -> None:
     parts: list[Any] = parts_of(encoded(SAMPLE))
-    parts[PARTS.index("Problem")] = [column * codec.MAX_PROBLEMS for column in parts[PARTS.index("Problem")]]
-    with pytest.raises(RefusedError, match="more sites and problems"):
+    parts[PARTS.index("Problem")] = [column * (MAX_PROBLEMS + 1) for column in parts[PARTS.index("Problem")]]
+    with pytest.raises(RefusedError, match="problems: "):
         decode(answer_of(parts), FILE_SIZE)
 
 
