@@ -188,8 +188,8 @@ class ParsedObject:
 
     @cached_property
     def unusable(self) -> tuple[Site, ...]:
-        """Notes that cannot be used, as far as their names are known: of each name the first, as a site that has no place
-        and is refused.
+        """Notes that cannot be used, as far as their names are known: of each name the first, as a site that is refused
+        and has no place.
         """
         reasons: dict[tuple[str, str], str] = {}
         for each in self.problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,16 @@ from tests.support import Daemon, Ticker, compile_once, require, stapsdt
 
 pytestmark = pytest.mark.kernel
 
+APP = f"app{os.getpid()}"
+"""The provider. Other tests run at the same time."""
+
 SOURCE = """
 #include <stdio.h>
 
 #define NOTE(location, name, arguments) \\
     ".pushsection .note.stapsdt,\\"\\",\\"note\\"\\n" \\
     ".balign 4\\n" ".4byte 3f-2f, 5f-4f, 3\\n" "2: .asciz \\"stapsdt\\"\\n" "3: .balign 4\\n" \\
-    "4: .8byte " location ", 0, 0\\n" ".asciz \\"app\\", \\"" name "\\", \\"" arguments "\\"\\n" \\
+    "4: .8byte " location ", 0, 0\\n" ".asciz \\"APP\\", \\"" name "\\", \\"" arguments "\\"\\n" \\
     "5: .balign 4\\n" ".popsection\\n"
 
 int main(void)
@@ -52,7 +56,7 @@ main:    ret
     .4byte 8, 3f-2f, 3
     .asciz "stapsdt"
 2:  .8byte 0x10000000, 0, 0
-    .asciz "app", "bad", ""
+    .asciz "APP", "bad", ""
 3:  .balign 4
     .endr
     .section .note.GNU-stack,"",@progbits
@@ -70,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def program(folder: Path) -> Path:
-    (folder / "app.c").write_text(SOURCE)
+    (folder / "app.c").write_text(SOURCE.replace("APP", APP))
     return compile_once(folder / "app.c", folder / "app", ["gcc", "-O2"])
 
 
@@ -88,52 +92,52 @@ def reasons(lines: str) -> list[str]:
 def test_list_tells_of_them(daemon: Daemon, program: Path) -> None:
     listed = stapsdt(daemon.target, "list", "--file", str(program))
     told = [
-        f"cannot be used: {CONFLICT}: app:good in {program}",
-        f"cannot be used: {NOWHERE}: app:nowhere in {program}",
+        f"cannot be used: {CONFLICT}: {APP}:good in {program}",
+        f"cannot be used: {NOWHERE}: {APP}:nowhere in {program}",
         f"cannot be used: {NO_NOP[:24]}",
         "cannot be used: for 1 more reason",
     ]
     for line, expected in zip(reasons(listed.stderr), told, strict=True):
         assert line.startswith(expected)
-    assert [line.split("\t")[0] for line in listed.stdout.splitlines()] == ["app:good"]
-    records = [json.loads(line) for line in stapsdt(daemon.target, "list", "app:*", "--json").stdout.splitlines()]
+    assert [line.split("\t")[0] for line in listed.stdout.splitlines()] == [f"{APP}:good"]
+    records = [json.loads(line) for line in stapsdt(daemon.target, "list", f"{APP}:*", "--json").stdout.splitlines()]
     notes = [(each["name"], each["path"]) for each in records if "unusable" in each]
     assert notes == [(name, str(program)) for name in ("good", "nowhere", "no_nop", "")]
     # what a selector does not choose is not told
-    assert stapsdt(daemon.target, "list", "app:good").stderr.count("cannot be used") == 2
+    assert stapsdt(daemon.target, "list", f"{APP}:good").stderr.count("cannot be used") == 2
     assert stapsdt(daemon.target, "list", "other:*", check=False).stderr.count("cannot be used") == 0
 
 
 @pytest.mark.usefixtures("process")
 def test_hint_tells_of_them(daemon: Daemon, program: Path) -> None:
-    listed = stapsdt(daemon.target, "list", "app:nowhere", check=False)
+    listed = stapsdt(daemon.target, "list", f"{APP}:nowhere", check=False)
     assert reasons(listed.stderr) == [
-        f"app:nowhere: app:nowhere is there, but cannot be used: {NOWHERE}: a note in {program}"
+        f"{APP}:nowhere: {APP}:nowhere is there, but cannot be used: {NOWHERE}: a note in {program}"
     ]
 
 
 @pytest.mark.usefixtures("process")
 def test_trace_refuses_them(daemon: Daemon, program: Path) -> None:
-    traced = stapsdt(daemon.target, "trace", "app:nowhere", check=False)
+    traced = stapsdt(daemon.target, "trace", f"{APP}:nowhere", check=False)
     assert traced.returncode == 1
     assert reasons(traced.stderr)[0].startswith("1 site refused")
-    assert f"refused: {NOWHERE}: app:nowhere in {program}" in traced.stderr
+    assert f"refused: {NOWHERE}: {APP}:nowhere in {program}" in traced.stderr
     assert "every site that matches was refused" in traced.stderr
 
 
 @pytest.mark.usefixtures("process")
 def test_trace_tells_of_them_beside_others(daemon: Daemon, program: Path) -> None:
-    traced = stapsdt(daemon.target, "trace", f"app:{program}::*", "--duration", "0.3")
+    traced = stapsdt(daemon.target, "trace", f"{APP}:{program}::*", "--duration", "0.3")
     assert "1 site armed, 3 sites refused" in traced.stderr
-    for told in (f"{CONFLICT}: app:good", f"{NOWHERE}: app:nowhere", "no nop at the location"):
+    for told in (f"{CONFLICT}: {APP}:good", f"{NOWHERE}: {APP}:nowhere", "no nop at the location"):
         assert f"refused: {told}" in traced.stderr
-    summary = stapsdt(daemon.target, "trace", f"app:{program}::*", "--duration", "0.3", "--json").stderr
+    summary = stapsdt(daemon.target, "trace", f"{APP}:{program}::*", "--duration", "0.3", "--json").stderr
     assert NOWHERE in summary
 
 
 def test_of_thousands_some_are_told(daemon: Daemon, folder: Path) -> None:
-    (folder / "many.S").write_text(MANY.replace("COUNT", "20000"))
+    (folder / "many.S").write_text(MANY.replace("COUNT", "20000").replace("APP", APP))
     program = compile_once(folder / "many.S", folder / "many", ["gcc"])
     listed = stapsdt(daemon.target, "list", "--file", str(program), check=False)
     assert f"{20_000 - MAX_PROBLEMS} more notes" in listed.stderr
-    assert f"cannot be used: {NOWHERE}: app:bad in {program} and {MAX_PROBLEMS - 1} more" in listed.stderr
+    assert f"cannot be used: {NOWHERE}: {APP}:bad in {program} and {MAX_PROBLEMS - 1} more" in listed.stderr
