@@ -132,8 +132,8 @@ def command(
                 failure = failure or printer.failure
                 summary = summary_of(subscription, lines.seen if is_stack else printer.printed, run)
                 if any(clause.span is None for clause in clauses):
-                    # not all lines are pairs
-                    summary = replace(summary, spans=None)
+                    # not all lines are pairs, and a call that has not returned is shown as it was entered
+                    summary = replace(summary, spans=None, open=None)
             if failure:
                 print_stderr(failure)
             if lines.forgotten:
