@@ -72,6 +72,7 @@ Examples:
 @click.option("--explain", "explains", is_flag=True, help="Say what of the program the server does, and do not run it.")
 @click.option("-Z", "allow_none", is_flag=True, help="Allow descriptions that match no probes yet.")
 @click.option("-x", "settings", multiple=True, metavar="NAME[=VALUE]", help="Set an option of D. Repeatable.")
+@click.option("-b", "buffer_bytes", metavar="SIZE", help="Like -x bufsize=SIZE.")
 @options.output
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 @click.pass_obj
@@ -88,6 +89,7 @@ def command(
     explains: bool,
     allow_none: bool,
     settings: tuple[str, ...],
+    buffer_bytes: str | None,
     arguments: tuple[str, ...],
 ) -> int:
     """Run programs in D, DTrace's language, over the static probes and kernel functions of this host.
@@ -103,6 +105,7 @@ def command(
     # without a program, all probes are listed
     programs = [source(*each) for each in sources] or [Source(":::", Part.NAME, "the list")]
     given = [*(["quiet"] if quiet else []), *(["zdefs"] if allow_none or not sources else []), *settings]
+    given += [] if buffer_bytes is None else [f"bufsize={buffer_bytes}"]
     wanted = _Wanted(
         programs,
         [Option(*_setting(each), NOWHERE) for each in given],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from stapsdtd.cli.d_refused import refused_options
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.nodes import NOWHERE, Option, Part, Program
 from stapsdtd.query.d.parse import parse
@@ -53,6 +54,9 @@ class WithSources(click.Command):
     """A command with options of these names, each of which may be repeated. It receives `sources` instead: pairs of a
     name and a value, in the order of the command line, which is the order in which clauses run.
     """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *refused_options()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # click tells each option its values, and this who came after whom

@@ -24,7 +24,14 @@ _IGNORED = frozenset(
         *("stackframes", "ustackframes", "jstackframes", "jstackstrsize"),
     ]
 )
-_DESTRUCTIVE = "programs that change what is traced are never allowed"
+_PREPROCESSOR = "no preprocessor is run; give what it makes of the program"
+_REFUSED = {
+    "destructive": "programs that change what is traced are never allowed",
+    "flowindent": "hits are not indented by the calls that they are in; print them in order",
+    **dict.fromkeys(("cpp", "cppargs", "cpphdrs", "cpppath", "define", "incdir", "stdc", "undef"), _PREPROCESSOR),
+    **dict.fromkeys(("libdir", "nolibs", "syslibdir"), "there are no D libraries; put what you need into the program"),
+    **dict.fromkeys(("grabanon", "grabanonymous"), "programs run only while the command does"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,8 @@ def options_of(options: Iterable[Option]) -> Options:
         elif name in _IGNORED:
             # of DTrace's buffers, which the daemon has its own of
             _check_size(option)
-        elif name == "destructive":
-            raise DError(f"option destructive: {_DESTRUCTIVE}", option.at)
+        elif reason := _REFUSED.get(name):
+            raise DError(f"option {name}: {reason}", option.at)
         else:
             value = f"={option.value}" if option.value else ""
             raise DError(f"invalid option or value: {name}{value}", option.at)
