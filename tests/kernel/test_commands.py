@@ -35,7 +35,7 @@ def test_list_has_the_promised_keys(daemon: Daemon, ticker: Ticker, ticker_progr
     probes = {probe["name"]: probe for probe in map(json.loads, lines)}
     assert set(probes) == {"tick", "text"}
     tick = probes["tick"]
-    assert set(tick) == {"provider", "name", "path", "build_id", "pids", "sites"}
+    assert set(tick) == {"provider", "name", "selector", "path", "build_id", "pids", "sites"}
     assert tick["provider"] == TICKER
     assert tick["path"] == str(ticker_program)
     assert tick["pids"] == [ticker.pid]
