@@ -147,7 +147,9 @@ static __always_inline void go_on(struct hit *hit, const struct test *test, __u3
 
 	if (next == JUMP_ACCEPT)
 		hit->matched |= 1ULL << filter;
-	else if (next == JUMP_REJECT) {
+	else if (next == JUMP_REJECT || next == JUMP_UNDECIDED) {
+		if (next == JUMP_UNDECIDED)
+			count_of(hit, filter, COUNTER_UNDECIDED);
 		count_of(hit, filter, COUNTER_FILTERED);
 		hit->matched &= ~(1ULL << filter); /* of a pair */
 	} else if (next == JUMP_EXCLUDE)
@@ -156,7 +158,7 @@ static __always_inline void go_on(struct hit *hit, const struct test *test, __u3
 		count_of(hit, filter, COUNTER_LOST);
 		hit->matched &= ~(1ULL << filter); /* of calculations for a recipe */
 	}
-	hit->next_test = next < JUMP_LOST ? next : test->next_filter;
+	hit->next_test = next < JUMP_UNDECIDED ? next : test->next_filter;
 }
 
 static long step(__u32 number __attribute__((unused)), struct hit *hit)

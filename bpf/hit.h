@@ -135,7 +135,7 @@ static __always_inline void count(const struct hit *hit, __u32 cell)
 
 static __always_inline void count_of(const struct hit *hit, __u32 filter, enum counter counter)
 {
-	count(hit, filter * COUNTERS_OF_FILTER + counter);
+	count(hit, filter * hit->plan->filter_counters + counter);
 }
 
 #endif

@@ -176,6 +176,7 @@ enum test_jump {
 	JUMP_EXCLUDE = 0xfffd,	/* as if it had never fired */
 	JUMP_END = 0xfffc,
 	JUMP_LOST = 0xfffb,	/* there is no space to calculate in */
+	JUMP_UNDECIDED = 0xfffa, /* JUMP_REJECT for want of an argument, or after a division by 0 */
 };
 
 /*
@@ -210,7 +211,7 @@ struct plan {
 	__u64 generation;	/* never used twice; its lowest PLAN_BITS are the plan's number */
 	__u32 operands;		/* first of `values`, and of further ones that only tests read */
 	__u32 tests;
-	__u32 counters;		/* enum counter, the last three for each filter; behind them, one for each recipe, */
+	__u32 counters;		/* enum counter, all but the first for each filter; behind them, one for each recipe, */
 				/* and enum span_counter for each pairing */
 	__u32 recipes;		/* first */
 	__u32 recipe_count;
@@ -227,7 +228,8 @@ struct plan {
 	__u32 calculations;	/* the same of what its recipes calculate */
 	__u8 is_single;		/* one filter, for which there is always space: what it rejects is not counted twice */
 	__u8 keeps_records;	/* of starts, for some of its pairings */
-	__u8 unused[6];
+	__u8 filter_counters;	/* of each filter */
+	__u8 unused[5];
 };
 
 enum bucket_kind {
@@ -316,6 +318,7 @@ enum counter {
 	COUNTER_FILTERED = 1,
 	COUNTER_EXCLUDED = 2,
 	COUNTER_LOST = 3,
+	COUNTER_UNDECIDED = 4,	/* of those in COUNTER_FILTERED; only where filter_counters is one more than */
 	COUNTERS_OF_FILTER = 3,
 };
 

@@ -92,6 +92,7 @@ def account(account: Account) -> pb.Account:
         lost_table_full=account.lost_table_full,
         lost_missed=account.lost_missed,
         lost_filter=account.lost_filter,
+        undecided=account.undecided,
         in_flight=account.in_flight,
         sites=account.sites,
         spans=pb.SpanAccount(

@@ -65,6 +65,9 @@ class Sink(Protocol):
     def filtered(self, count: int) -> None:
         """Count more hits that were outside the scope or did not satisfy the predicate."""
 
+    def undecided(self, count: int) -> None:
+        """Count more hits, of those in filtered(), whose predicate needs what cannot be read, or divides by 0."""
+
     def lost(self, stage: LossStage, count: int) -> None:
         """Count more hits whose events will not be delivered."""
 

@@ -43,7 +43,7 @@ class Summary:
     if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
     that one of them took, since the server noticed it. open: the spans that had no end at the end.
     is_exact: whether the server gave an account; otherwise it is unknown what else fired. refusals: the reasons why
-    sites are refused, the most frequent first, with how many.
+    sites are refused, the most frequent first, with how many. undecided: of those filtered; see `Account`.
     """
 
     delivered: int
@@ -61,6 +61,7 @@ class Summary:
     open: OpenSpans | None = None
     is_exact: bool = True
     refusals: tuple[tuple[str, int], ...] = ()
+    undecided: int = 0
 
     @property
     def outcome(self) -> str:
@@ -95,6 +96,8 @@ class Summary:
             # what was filtered, and what else was lost, is unknown
             del record["filtered"]
             record["account"] = "unknown"
+        if self.undecided:
+            record["undecided"] = self.undecided
         if self.spans:
             record["spans"] = asdict(self.spans)
         if self.lost:
@@ -216,6 +219,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
     return Summary(
         delivered=shown,
         filtered=account.filtered,
+        undecided=account.undecided,
         lost_by_stage={
             "kernel_buffer": account.lost_kernel_buffer,
             "queue": account.lost_queue,

@@ -232,7 +232,10 @@ def format_summary(summary: Summary) -> str:
         return (
             f"{plural(summary.delivered, what)} received{lost}; what else fired is unknown: the server gave no account"
         )
-    parts = [f"{plural(summary.delivered, what)} {summary.outcome}", f"{summary.filtered} filtered"]
+    filtered = f"{summary.filtered} filtered"
+    if summary.undecided:
+        filtered += f" ({summary.undecided} since --where divides by 0, or needs what could not be read)"
+    parts = [f"{plural(summary.delivered, what)} {summary.outcome}", filtered]
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread (fired after the last one shown)")

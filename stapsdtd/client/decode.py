@@ -193,6 +193,7 @@ def account(message: pb.Account) -> server.Account:
         lost_table_full=message.lost_table_full,
         lost_missed=message.lost_missed,
         lost_filter=message.lost_filter,
+        undecided=message.undecided,
         spans=server.SpanAccount(
             starts=message.spans.starts,
             paired=message.spans.paired,

@@ -142,7 +142,8 @@ class Account:
     """Numbers of events, where fired = delivered + aggregated + filtered + lost + in_flight + spans.starts +
     spans.unmatched.
 
-    aggregated: counted in rows of an aggregation. sites: how many are, or were, armed.
+    aggregated: counted in rows of an aggregation. sites: how many are, or were, armed. undecided: how many of those
+    filtered could not be decided, since the filter divides by 0, or needs what could not be read.
     """
 
     fired: int
@@ -158,6 +159,7 @@ class Account:
     lost_table_full: int = 0
     lost_missed: int = 0
     lost_filter: int = 0
+    undecided: int = 0
     spans: SpanAccount = _NO_SPANS
 
     @property

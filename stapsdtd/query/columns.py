@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stapsdtd.events.columns import I64, U64, Numbers
 from stapsdtd.query.expression import Arithmetic
 from stapsdtd.query.numbers import calculate
-from stapsdtd.query.program import ACCEPT, NO_WORD, Operation, Program, Relation, Source, Test
+from stapsdtd.query.program import ACCEPT, NO_WORD, UNDECIDED, Operation, Program, Relation, Source, Test
 
 Bools = npt.NDArray[np.bool_]
 _COMPARE: dict[Relation, tuple[np.ufunc, bool]] = {
@@ -53,13 +53,17 @@ class Hits:
         return len(self.pid)
 
 
-def evaluate(program: Program, hits: Hits) -> Bools:
-    """Return which hits are accepted. Raises ValueError for a test on a source that Hits lacks."""
-    return run(program, hits)[0]
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of each hit. words: what was calculated."""
+
+    accepted: Bools
+    undecided: Bools
+    words: Mapping[int, Values]
 
 
-def run(program: Program, hits: Hits) -> tuple[Bools, Mapping[int, Values]]:
-    """Return which hits are accepted, and the words that were calculated. Raises ValueError as `evaluate` does."""
+def run(program: Program, hits: Hits) -> Outcome:
+    """Run a program. Raises ValueError for a test on a source that Hits lacks."""
     return _Run(hits).run(program)
 
 
@@ -69,14 +73,14 @@ class _Run:
         self._words: dict[int, U64] = {}
         self._missed: dict[int, Bools] = {}
 
-    def run(self, program: Program) -> tuple[Bools, Mapping[int, Values]]:
+    def run(self, program: Program) -> Outcome:
         next_test = np.full(len(self._hits), program.start, np.uint16)
         for index, test in enumerate(program.tests):
             reached = next_test == index
             if reached.any():
                 np.copyto(next_test, self._following(test, reached), where=reached)
-        accepted: Bools = next_test == ACCEPT
-        return accepted, {word: Values(data, self._missed[word]) for word, data in self._words.items()}
+        words = {word: Values(data, self._missed[word]) for word, data in self._words.items()}
+        return Outcome(next_test == ACCEPT, next_test == UNDECIDED, words)
 
     def _following(self, test: Test, reached: Bools) -> npt.NDArray[np.uint16]:
         """Return where to go on, and note what was calculated."""

@@ -31,7 +31,7 @@ from stapsdtd.query.expression import (
 )
 from stapsdtd.query.needs import why_not_at
 from stapsdtd.query.outcomes import ALL_BITS
-from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, Operation, Program, Source, Test, in_order
+from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, UNDECIDED, Operation, Program, Source, Test, in_order
 
 MAX_TESTS = 64
 """Of comparisons with constants in a program."""
@@ -88,7 +88,7 @@ def compile_for(expression: Condition, site: Site) -> Program:
     if reason is not None:
         raise ValueError(reason)
     emitter = Emitter(site)
-    program = in_order(emitter.tests, emitter.condition(expression, Exits(ACCEPT, REJECT, REJECT)))
+    program = in_order(emitter.tests, emitter.condition(expression, Exits(ACCEPT, REJECT, UNDECIDED)))
     limit = MAX_TESTS + MOST_STEPS * operations(expression)
     if len(program.tests) > limit:
         raise ValueError(f"the expression needs {len(program.tests)} tests here; the limit is {limit}")

@@ -29,7 +29,7 @@ from stapsdtd.query.expression import (
     Value,
 )
 from stapsdtd.query.outcomes import ALL_BITS, outcome
-from stapsdtd.query.program import NO_WORD, Operation, Relation, Source, Test
+from stapsdtd.query.program import NO_WORD, REJECT, UNDECIDED, Operation, Relation, Source, Test
 
 _COMM_BYTES = 16
 _NO_COMM = bytes(_COMM_BYTES)
@@ -178,7 +178,7 @@ class Emitter:
         return self._sides(left, right, word, Next(then, exits.missing))
 
     def _if_known(self, side: _Left, then: int, missing: int) -> int:
-        if then == missing:
+        if _is_alike(then, missing):
             return then
         return self.emit(Test(side.source, side.number, Relation.EQ, 0, 0, _NO_COMM, then, then, missing))
 
@@ -188,7 +188,7 @@ class Emitter:
         )
 
     def _comparison(self, comparison: Comparison, exits: Exits) -> int:
-        if exits.true == exits.false == exits.missing:
+        if exits.true == exits.false and _is_alike(exits.true, exits.missing):
             return exits.true
         source, index, comm = Source.ARGUMENT, 0, _NO_COMM
         relation = _RELATIONS[comparison.operator]
@@ -210,6 +210,11 @@ class Emitter:
                 return exits.of(known)
             exits = exits._replace(true=exits.of(known), false=exits.of(known))
         return self.emit(Test(source, index, relation, mask, value & ALL_BITS, comm, *exits))
+
+
+def _is_alike(then: int, missing: int) -> bool:
+    """Report whether nobody needs to know if a value is unavailable."""
+    return missing in {then, UNDECIDED if then == REJECT else then}
 
 
 def _left(value: Value, word: int) -> _Left:

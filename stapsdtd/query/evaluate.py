@@ -95,10 +95,9 @@ def steps(expressions: Iterable[Expression]) -> int:
     return 1 + sum(_STEPS + (len(part.pattern) if isinstance(part, Matched) else 0) for part in parts)
 
 
-def accepted(condition: Condition, events: SiteEvents) -> Bools:
-    """Return for which events the condition is known to hold."""
-    truth = _Evaluator(events).truth(condition)
-    return truth.data if truth.unavailable is None else truth.data & ~truth.unavailable
+def truth_of(condition: Condition, events: SiteEvents) -> Truth:
+    """Return for which events a condition holds, and of which that is not known."""
+    return _Evaluator(events).truth(condition)
 
 
 class _Evaluator:

@@ -49,6 +49,11 @@ class Truth:
     data: Bools
     unavailable: Bools | None = None
 
+    @property
+    def known(self) -> Bools:
+        """For which events the condition is known to hold."""
+        return self.data if self.unavailable is None else self.data & ~self.unavailable
+
 
 def literal(value: Number, count: int) -> Numbers:
     """Return a column of one number, which as an integer has 64 bits."""

@@ -9,7 +9,7 @@
     4  word 0 == word 1     true: ACCEPT  false: REJECT
 
 Every jump leads to a later test, so that the kernel's verifier can prove termination. A test whose argument cannot be
-read from the process's memory rejects the hit, as a division by 0 does; one that is not reached does not.
+read from the process's memory leaves the hit undecided, as a division by 0 does; one that is not reached does not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from enum import IntEnum
 
 ACCEPT = 0xFFFF
 REJECT = 0xFFFE
+UNDECIDED = 0xFFFA
+"""Rejects a hit of which the outcome is not known."""
+ENDS = frozenset({ACCEPT, REJECT, UNDECIDED})
 NO_WORD = 0xFF
 
 
@@ -81,6 +84,9 @@ class Operation(IntEnum):
     SWAP = 30
 
 
+_DIVIDING = frozenset({Operation.DIVIDE, Operation.REMAINDER, Operation.SIGNED_DIVIDE, Operation.SIGNED_REMAINDER})
+
+
 @dataclass(frozen=True, slots=True)
 class Test:
     """(source & mask) relation value, all 64 bits wide, signed numbers in two's complement.
@@ -101,9 +107,14 @@ class Test:
     comm: bytes
     on_true: int
     on_false: int
-    on_missing: int = REJECT
+    on_missing: int = UNDECIDED
     right: int = NO_WORD
     result: int = NO_WORD
+
+    @property
+    def may_be_undecided(self) -> bool:
+        """Report whether what it needs may be missing, and the hit is undecided then."""
+        return self.on_missing == UNDECIDED and (self.source is Source.ARGUMENT or self.relation in _DIVIDING)
 
     @property
     def uses_words(self) -> bool:
@@ -129,6 +140,10 @@ class Program:
         return max((test.result + 1 for test in self.tests if test.result != NO_WORD), default=0)
 
     @property
+    def may_be_undecided(self) -> bool:
+        return any(test.may_be_undecided for test in self.tests)
+
+    @property
     def uses_words(self) -> bool:
         return any(test.uses_words for test in self.tests)
 
@@ -143,7 +158,7 @@ def in_order(emitted: list[Test], start: int) -> Program:
         if target in reached:
             reached |= {emitted[target].on_true, emitted[target].on_false, emitted[target].on_missing}
     order = [target for target in range(len(emitted) - 1, -1, -1) if target in reached]
-    indexes = {target: index for index, target in enumerate(order)} | {ACCEPT: ACCEPT, REJECT: REJECT}
+    indexes = {target: index for index, target in enumerate(order)} | {target: target for target in ENDS}
 
     def jumping(test: Test) -> Test:
         on_true, on_false, on_missing = indexes[test.on_true], indexes[test.on_false], indexes[test.on_missing]

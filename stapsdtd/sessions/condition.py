@@ -11,7 +11,7 @@ from stapsdtd.events.batch import EventBatch, ValueTable, unite
 from stapsdtd.events.columns import Bools
 from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.model import SiteCapture
-from stapsdtd.query.evaluate import accepted
+from stapsdtd.query.evaluate import truth_of
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.sessions.site_ids import KnownSite
 
@@ -21,10 +21,14 @@ KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 
 
 class ConditionFilter:
-    """Leaves out events that do not satisfy a condition, and takes off what was captured for that alone."""
+    """Leaves out events that do not satisfy a condition, and takes off what was captured for that alone.
+
+    undecided: how many were left out so far since the condition needs what could not be read, or divides by 0.
+    """
 
     def __init__(self, filter_at: Callable[[SiteCapture], SiteFilter], known_sites: KnownSites) -> None:
         """filter_at: returns the whole filter at a site; what the engine tests of it is not evaluated again."""
+        self.undecided = 0
         self._filter_at = filter_at
         self._known_sites = known_sites
         self._filters: dict[int, tuple[SiteFilter, str]] = {}
@@ -51,7 +55,10 @@ class ConditionFilter:
             site_filter, path = filters[site_id]
             if site_filter.evaluated is not None:
                 of_site = SiteEvents(site_filter.site, path, site_filter.captures, events)
-                satisfied[positions] = accepted(site_filter.evaluated, of_site)
+                truth = truth_of(site_filter.evaluated, of_site)
+                satisfied[positions] = truth.known
+                if truth.unavailable is not None:
+                    self.undecided += int(np.count_nonzero(truth.unavailable))
         return satisfied
 
     def _filters_of(self, site_ids: list[int]) -> dict[int, tuple[SiteFilter, str]]:

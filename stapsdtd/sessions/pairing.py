@@ -42,6 +42,11 @@ class Pairing:
         self._max_looks = max_looks
         self._looked_at = 0
 
+    @property
+    def undecided(self) -> int:
+        """Return of how many starts there was no telling whether their pairs are wanted."""
+        return self._starts.undecided if self._starts else 0
+
     def add(self, batch: EventBatch) -> Paired:
         """Take hits, in the order of time. Return pairs."""
         known = self._known_sites(batch.site_ids())

@@ -38,6 +38,9 @@ _NO_SPANS = SpanCounts()
 class Account:
     """fired = delivered + aggregated + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota +
     lost_table_full + lost_missed + lost_filter + in_flight + spans.consumed.
+
+    undecided: of those filtered, how many there was no telling of, since the filter needs what could not be read, or
+    divides by 0.
     """
 
     delivered: int = 0
@@ -50,6 +53,7 @@ class Account:
     lost_table_full: int = 0
     lost_missed: int = 0
     lost_filter: int = 0
+    undecided: int = 0
     in_flight: int = 0
     sites: int = 0
     spans: SpanCounts = _NO_SPANS
@@ -66,6 +70,7 @@ class Account:
             lost_table_full=self.lost_table_full + other.lost_table_full,
             lost_missed=self.lost_missed + other.lost_missed,
             lost_filter=self.lost_filter + other.lost_filter,
+            undecided=self.undecided + other.undecided,
             in_flight=self.in_flight + other.in_flight,
             sites=self.sites + other.sites,
             spans=self.spans + other.spans,
@@ -103,7 +108,7 @@ class EventSink:
         aggregator: Aggregator | None = None,
         condition: ConditionFilter | None = None,
         pairing: Pairing | None = None,
-        pair_condition: EventFilter | None = None,
+        pair_condition: ConditionFilter | None = None,
         computer: FieldComputer | None = None,
         hit: Callable[[Callable[[], Iterable[int]]], None] = lambda _: None,
         backlog: Backlog | None = None,
@@ -130,7 +135,7 @@ class EventSink:
         self._admission = Admission()
         self._lock = threading.Lock()
         self._fired = 0
-        self._filtered = 0
+        self._filtered = self._undecided = 0
         self._lost = dict.fromkeys(LossStage, 0)
         self._backlog = backlog
         self._is_late = bool(aggregator or pairing or pair_condition or computer)
@@ -272,6 +277,10 @@ class EventSink:
         with self._lock:
             self._filtered += count
 
+    def undecided(self, count: int) -> None:
+        with self._lock:
+            self._undecided += count
+
     def lost(self, stage: LossStage, count: int) -> None:
         with self._lock:
             self._lost[stage] += count
@@ -295,6 +304,8 @@ class EventSink:
             aggregated = self._aggregator.table.hits if self._aggregator else 0
         counts = self._log.counts()
         spans = self._spans.settled()
+        undecided = self._undecided + sum(each.undecided for each in [*self._conditions, *self._pair_conditions])
+        undecided += self._pairing.undecided if self._pairing else 0
         accounted = counts.received + aggregated + self._filtered + sum(self._lost.values()) + spans.consumed
         return Account(
             delivered=counts.delivered,
@@ -307,6 +318,7 @@ class EventSink:
             lost_table_full=self._lost[LossStage.TABLE_FULL],
             lost_missed=self._lost[LossStage.MISSED],
             lost_filter=self._lost[LossStage.FILTER],
+            undecided=undecided,
             in_flight=counts.pending + max(self._fired - accounted, 0),
             sites=sites,
             spans=spans,

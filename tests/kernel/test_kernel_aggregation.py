@@ -76,6 +76,9 @@ class AddingSink:
     def filtered(self, count: int) -> None:
         self.filtered_count += count
 
+    def undecided(self, count: int) -> None:
+        del count
+
     def spanned(self, counts: SpanCounts) -> None:
         del counts
 

@@ -70,6 +70,9 @@ class SpanSink:
     def filtered(self, count: int) -> None:
         self.filtered_count += count
 
+    def undecided(self, count: int) -> None:
+        del count
+
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses[stage] += count
 

@@ -51,6 +51,9 @@ class CountingSink:
     def filtered(self, count: int) -> None:
         self.filtered_count += count
 
+    def undecided(self, count: int) -> None:
+        del count
+
     def spanned(self, counts: SpanCounts) -> None:
         del counts
 

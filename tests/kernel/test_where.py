@@ -136,6 +136,39 @@ def test_captures_are_those_that_were_asked_for(daemon: Daemon, ticker: Ticker, 
 
 
 @pytest.mark.vm
+@pytest.mark.parametrize(
+    ("where", "wanted", "undecided"),
+    [
+        ("12 / arg0 > 3", [1, 2, 3], 1),
+        ("arg0 == 0 || 12 % (arg0 - 4) == 0", [0, 5], 1),
+        # what is not evaluated divides by nothing
+        ("arg0 == 0 || 12 / arg0 > 3", [0, 1, 2, 3], 0),
+        ("arg0 > 2 && 12 / (arg0 - 3) > 5", [4, 5], 1),
+        ("!(12 / arg0 > 3)", [4, 5], 1),
+        # evaluated by the server
+        ('12 / arg0 > 3 && str(arg2) == "tick"', [1, 2, 3], 1),
+        ('str(arg2) == "tick" && (str(arg2) == "x" || 12 / arg0 > 3)', [1, 2, 3], 1),
+    ],
+)
+def test_hits_that_divide_by_0_are_told(
+    daemon: Daemon, ticker: Ticker, ticker_program: Path, where: str, *, wanted: Sequence[int], undecided: int
+) -> None:
+    with Recorder(daemon.target, of(ticker_program, "tick(arg0)"), where=where) as recorder:
+        ticker.do("fire 6")
+    assert recorder.values() == [(number,) for number in wanted]
+    account = recorder.finish()
+    assert accounted(account) == (6, len(wanted), 6 - len(wanted))
+    assert account.undecided == undecided
+
+
+def test_a_summary_tells_of_divisions_by_0(daemon: Daemon, ticker_program: Path) -> None:
+    arguments = ("count", f"{TICKER}:tick", "--where", "12 / arg0 > 3")
+    done = stapsdt(daemon.target, *arguments, "--", str(ticker_program), "6")
+    assert "3 filtered (1 since --where divides by 0, or needs what could not be read)" in done.stderr
+    done = stapsdt(daemon.target, *arguments, "--json", "--", str(ticker_program), "6")
+    assert json.loads((done.stdout + done.stderr).splitlines()[-1])["undecided"] == 1
+
+
 def test_nothing_is_lost_or_counted_twice_in_a_flood(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Recorder(
         daemon.target, of(ticker_program, "tick(arg0)"), where="(arg0 & 7) == 5", kernel_buffer_kib=16384

@@ -41,7 +41,7 @@ from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.kernel.uprobe_links import NoMainThreadError
-from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, Operation, Source
+from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, UNDECIDED, Operation, Source
 from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
 from tests.unit.fake_spans import FakeSpans, MemoryEntries, packed
@@ -87,6 +87,9 @@ class RecordingSink:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def undecided(self, count: int) -> None:
+        del count
 
     def spanned(self, counts: SpanCounts) -> None:
         del counts
@@ -751,7 +754,7 @@ class _Hit:
         return None if text is None else text.partition(b"\0")[0][: limit - 1]
 
     def _count(self, counter: layout.Counter, bit: int = 0) -> None:
-        self._count_cell(int(self._plan["counters"]) + counter + layout.COUNTERS_OF_FILTER * bit)
+        self._count_cell(int(self._plan["counters"]) + counter + int(self._plan["filter_counters"]) * bit)
 
     def _count_cell(self, cell: int) -> None:
         self._loaded.counters()[self._cpu, cell] += np.uint64(1)
@@ -766,12 +769,14 @@ class _Hit:
             bit, jump = int(test["filter"]), self._jump(test, matched)
             if jump == ACCEPT:
                 matched |= 1 << bit
-            elif jump == REJECT:
+            elif jump in {REJECT, UNDECIDED}:
+                if jump == UNDECIDED:
+                    self._count(layout.Counter.UNDECIDED, bit)
                 self._count(layout.Counter.FILTERED, bit)
                 matched &= ~(1 << bit)
             elif jump == layout.JUMP_EXCLUDE:
                 self._count(layout.Counter.EXCLUDED, bit)
-            at = jump if jump < layout.JUMP_LOST else int(test["next_filter"])
+            at = jump if jump < UNDECIDED else int(test["next_filter"])
         return matched
 
     def _jump(self, test: Any, matched: int) -> int:

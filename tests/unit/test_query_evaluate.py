@@ -15,9 +15,8 @@ from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, Unavailable
 from stapsdtd.query.columns import Hits, Values, run
-from stapsdtd.query.columns import evaluate as run_tests
 from stapsdtd.query.compile import compile_for, compile_numbers, is_unsigned, why_not_calculated
-from stapsdtd.query.evaluate import accepted, evaluate
+from stapsdtd.query.evaluate import evaluate, truth_of
 from stapsdtd.query.expression import Arithmetic, Condition, Expression
 from stapsdtd.query.needs import needs, why_not_at
 from stapsdtd.query.numbers import folded
@@ -127,7 +126,7 @@ def test_columns_say_what_each_row_does(expression: Expression, data: st.DataObj
 def test_what_is_accepted_is_known_to_hold(expression: Expression, data: st.DataObject) -> None:
     parsed = parse(text_of(expression), find_cgroup)
     rows = drawn_rows(data, needs(parsed))
-    told = accepted(parsed, events_of(SITE, rows, needs(parsed)))
+    told = truth_of(parsed, events_of(SITE, rows, needs(parsed))).known
     assert told.tolist() == [result(expression, SITE, row) is True for row in rows]
 
 
@@ -145,9 +144,9 @@ def test_what_is_tested_and_what_is_evaluated_late_make_up_the_filter(
         columns = [each for each in events.batch.tables[0].columns if isinstance(each, Numbers)]
         arguments = {index: Values(columns[index].data.view(np.uint64)) for index in range(len(SITE.arguments))}
         hits = hits_of(events, arguments)
-        found &= run_tests(compile_for(site_filter.tested, SITE), hits)
+        found &= run(compile_for(site_filter.tested, SITE), hits).accepted
     if site_filter.evaluated is not None:
-        found &= accepted(site_filter.evaluated, events)
+        found &= truth_of(site_filter.evaluated, events).known
     assert found.tolist() == [all(result(part, SITE, row) is True for part in parts) for row in rows]
 
 
@@ -165,7 +164,8 @@ def test_programs_calculate_what_is_evaluated(written: list[Expression], first_w
         if isinstance(column, Numbers) and isinstance(capture.subject, int)
     }
     assert [why_not_calculated(each, SITE) for each in wanted] == [None] * len(wanted)
-    accepted, words = run(compile_numbers(wanted, SITE, first_word), hits_of(events, arguments))
+    outcome = run(compile_numbers(wanted, SITE, first_word), hits_of(events, arguments))
+    accepted, words = outcome.accepted, outcome.words
     assert accepted.all()
     for word, each in enumerate(wanted, first_word):
         bits = words[word].data if is_unsigned(each, SITE) else words[word].data.view(np.int64)

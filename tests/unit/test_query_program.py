@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import Argument, Constant, Memory, Site, Unavailable
-from stapsdtd.query.columns import Hits, Values, evaluate
+from stapsdtd.query.columns import Hits, Values, run
 from stapsdtd.query.compile import MAX_TESTS, compile_for, why_not
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Condition, Field, Operator, Or
 from stapsdtd.query.parse import parse
-from stapsdtd.query.program import ACCEPT, REJECT, Operation, Program, Relation, Source
+from stapsdtd.query.program import ACCEPT, ENDS, REJECT, Operation, Program, Relation, Source
 from stapsdtd.query.program import Test as One
 from stapsdtd.query.scope import combined
 from tests.fuzz.examples import examples
@@ -232,16 +232,16 @@ def test_columns_say_what_the_expression_says(expression: Condition, fired: tupl
     program = compile_for(expression, found)
     for number, test in enumerate(program.tests):
         for jump in (test.on_true, test.on_false, test.on_missing):
-            assert jump in {ACCEPT, REJECT} or number < jump < len(program.tests)
+            assert jump in ENDS or number < jump < len(program.tests)
     expected = [accepts(expression, found, row) for row in rows]
-    assert evaluate(program, columns_of(found, rows)).tolist() == expected
+    assert run(program, columns_of(found, rows)).accepted.tolist() == expected
 
 
 @pytest.mark.parametrize("field", [Field.UID, Field.GID])
 def test_columns_do_not_know_everything(field: Field) -> None:
     program = compile_for(Comparison(field, EQ, 1), site())
     with pytest.raises(ValueError, match=f"{field.name} is not available"):
-        evaluate(program, columns_of(site(), [Row(1, 1, b"a", {})]))
+        run(program, columns_of(site(), [Row(1, 1, b"a", {})]))
 
 
 class TestScope:

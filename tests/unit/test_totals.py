@@ -20,6 +20,7 @@ def test_all_subscriptions_are_summed_up() -> None:
         totals.began(subscription)
         subscription.clauses[0].sink.deliver(batch([1, 2]))
         subscription.clauses[0].sink.filtered(3)
+        subscription.clauses[0].sink.undecided(2)
         for number, stage in enumerate(LossStage, 1):
             subscription.clauses[0].sink.lost(stage, number)
     assert totals.metrics() == SessionMetrics(
@@ -33,6 +34,7 @@ def test_all_subscriptions_are_summed_up() -> None:
             lost_table_full=10,
             lost_missed=12,
             lost_filter=14,
+            undecided=4,
             in_flight=4,
         ),
         0,

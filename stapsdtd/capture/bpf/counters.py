@@ -102,15 +102,18 @@ class _FilterCounters:
         self._channels = [channel for filter_bit, channel in plan.channels if filter_bit == bit]
         self._emitting = [reading.channel for reading in plan.readings if reading.bit == bit]
         self._counting = [counted for counted in plan.counted if counted.bit == bit]
-        self._fired = self._filtered = self._lost = self._accepted = 0
+        self._fired = self._filtered = self._lost = self._undecided = self._accepted = 0
 
     @property
     def cells(self) -> list[int]:
-        of_filter = Counter.FILTERED, Counter.EXCLUDED, Counter.LOST
+        of_filter = [Counter.FILTERED, Counter.EXCLUDED, Counter.LOST]
+        if self._entry.counts_undecided:
+            of_filter.append(Counter.UNDECIDED)
         return [self._entry.cell(Counter.HITS), *(self._entry.cell(counter, self._bit) for counter in of_filter)]
 
     def report(self, totals: U64) -> None:
-        hits, filtered, excluded, lost = totals[self.cells].tolist()
+        hits, filtered, excluded, lost, *more = totals[self.cells].tolist()
+        undecided = sum(more)
         # a hit in progress may have been counted as excluded, and not yet as a hit
         fired = hits - excluded
         for channel in self._channels:
@@ -118,6 +121,8 @@ class _FilterCounters:
                 channel.fired(fired - self._fired)
             if filtered > self._filtered:
                 channel.filtered(filtered - self._filtered)
+            if undecided > self._undecided:
+                channel.undecided(undecided - self._undecided)
         if lost > self._lost:
             for channel in self._emitting:
                 channel.lost(LossStage.KERNEL_BUFFER, lost - self._lost)
@@ -127,6 +132,7 @@ class _FilterCounters:
             for counted in self._counting:
                 counted.channel.aggregated(counted.site_id, {counted.key: Row(accepted - self._accepted)})
         self._fired, self._filtered, self._lost = max(fired, self._fired), filtered, lost
+        self._undecided = undecided
         self._accepted = max(accepted, self._accepted)
 
 

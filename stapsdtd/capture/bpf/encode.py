@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, LINK_BITS, PACKED_TEST
 from stapsdtd.functions.chain import Link, LinkKind
-from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
+from stapsdtd.query.program import ACCEPT, ENDS, REJECT, Program, Relation, Source, Test
 
 _ALL_BITS = (1 << 64) - 1
 
@@ -177,7 +177,7 @@ def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int])
 
 
 def _jump(target: int, start: int) -> int:
-    return target if target in {ACCEPT, REJECT} else start + target
+    return target if target in ENDS else start + target
 
 
 def _is_owner(uid: int) -> Test:

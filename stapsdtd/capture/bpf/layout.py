@@ -81,6 +81,7 @@ class Counter(IntEnum):
     FILTERED = 1
     EXCLUDED = 2
     LOST = 3
+    UNDECIDED = 4
 
 
 class SpanCounter(IntEnum):
@@ -174,7 +175,8 @@ PLAN = np.dtype(
         ("calculations", "u4"),
         ("is_single", "u1"),
         ("keeps_records", "u1"),
-        ("unused", "u1", 6),
+        ("filter_counters", "u1"),
+        ("unused", "u1", 5),
     ]
 )
 
@@ -247,7 +249,7 @@ KEY_BYTES = (16, 32, 64, 80, 128, 272)
 
 PACKED_OPERAND = struct.Struct("=QI12B4i")
 PACKED_TEST = struct.Struct("=QQ16s4B4H4B")
-PACKED_PLAN = struct.Struct("=QQQ6I8B2I2B6x")
+PACKED_PLAN = struct.Struct("=QQQ6I8B2I3B5x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 PACKED_PAIRING = struct.Struct("=Q3I10B2x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""

@@ -76,6 +76,9 @@ class Channel:
     def filtered(self, count: int) -> None:
         self._report(self.sink.filtered, count)
 
+    def undecided(self, count: int) -> None:
+        self._report(self.sink.undecided, count)
+
     def lost(self, stage: LossStage, count: int) -> None:
         self._report(partial(self.sink.lost, stage), count)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from stapsdtd.capture.bpf.recipe_rows import RecipePools, RecipeRows, RecipeRun,
 from stapsdtd.capture.bpf.slots import PlanId, Slot, Slots
 from stapsdtd.events.columns import U64
 from stapsdtd.plan.groups import Window
-from stapsdtd.query.program import ACCEPT
+from stapsdtd.query.program import ACCEPT, Program
 
 Generation = int
 """Identifies a plan in its records; never used twice by one daemon."""
@@ -41,7 +41,7 @@ class PlanEntry:
     """A plan in the kernel's table. counters: its first cell. bits: of its filters, in order.
 
     recipes: of its consumers that aggregate. pairings: of those that pair. is_single: its hits are counted either as
-    such, or by what its only filter does with them.
+    such, or by what its only filter does with them. counts_undecided: its filters have a counter of that, too.
     """
 
     generation: Generation
@@ -53,6 +53,7 @@ class PlanEntry:
     recipes: RecipeRun = _NO_RECIPES
     pairings: PairingRun = _NO_PAIRINGS
     is_single: bool = False
+    counts_undecided: bool = False
 
     @property
     def id(self) -> PlanId:
@@ -60,11 +61,11 @@ class PlanEntry:
 
     def cell(self, counter: Counter, bit: int = 0) -> int:
         """Return the index of one of its counters. bit: names the filter of all but HITS."""
-        return self.counters + counter + layout.COUNTERS_OF_FILTER * bit
+        return self.counters + counter + _filter_counters(self.counts_undecided) * bit
 
     def lost_by(self, recipe: int) -> int:
         """Return the index of the counter of hits for which a table had no room."""
-        return self.counters + _cells_of(self.bits) + recipe
+        return self.counters + _cells_of(self.bits, self.counts_undecided) + recipe
 
     def pairing_cell(self, counter: SpanCounter, pairing: int) -> int:
         """Return the index of one of a pairing's counters."""
@@ -72,7 +73,7 @@ class PlanEntry:
 
     @property
     def cells(self) -> int:
-        return _cells_of(self.bits) + self.recipes.count + self.pairings.cells
+        return _cells_of(self.bits, self.counts_undecided) + self.recipes.count + self.pairings.cells
 
 
 def _is_of_one_process(filters: Mapping[int, Filter]) -> bool:
@@ -84,9 +85,13 @@ def _is_of_one_process(filters: Mapping[int, Filter]) -> bool:
     return filters[0].steps == 1 and filters[0].decision.start == ACCEPT
 
 
-def _cells_of(bits: Sequence[int]) -> int:
+def _filter_counters(counts_undecided: bool) -> int:
+    return layout.COUNTERS_OF_FILTER + counts_undecided
+
+
+def _cells_of(bits: Sequence[int], counts_undecided: bool) -> int:
     """Return how many counters a plan has for itself and its filters."""
-    return 1 + layout.COUNTERS_OF_FILTER * (max(bits, default=-1) + 1)
+    return 1 + _filter_counters(counts_undecided) * (max(bits, default=-1) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,17 @@ class PlanSpec:
 
     @property
     def uses_words(self) -> bool:
-        tested = *(each.decision for each in self.filters.values()), *(each.program for each in self.pair_tests)
-        return bool(self.calculations) or any(program.uses_words for program in tested)
+        return bool(self.calculations) or any(program.uses_words for program in self._programs)
+
+    @property
+    def may_be_undecided(self) -> bool:
+        """Report whether a filter may need what is missing."""
+        return any(program.may_be_undecided for program in self._programs)
+
+    @property
+    def _programs(self) -> Iterator[Program]:
+        yield from (each.decision for each in self.filters.values())
+        yield from (each.program for each in (*self.pair_tests, *self.calculations))
 
 
 class Pools:
@@ -190,7 +204,7 @@ class Tables:
                 first_test = self._pools.tests.allocate(test_count)
                 undo.callback(self._pools.tests.free, first_test, test_count)
             first_of_recipes = first_operand + len(plan.values) + len(plan.tested)
-            cells = _cells_of(bits)
+            cells = _cells_of(bits, plan.may_be_undecided)
             if plan.recipes:
                 recipes = self._recipes.allocate(plan.recipes, first_of_recipes, cells)
                 undo.callback(self._recipes.free, recipes)
@@ -208,7 +222,16 @@ class Tables:
         may_reject = any(each.may_reject for each in plan.pairings)
         is_single = len(bits) == 1 and not may_lose and not may_reject
         entry = PlanEntry(
-            generation, first_counter, operands, first_test, test_count, bits, recipes, pairings, is_single
+            generation,
+            first_counter,
+            operands,
+            first_test,
+            test_count,
+            bits,
+            recipes,
+            pairings,
+            is_single,
+            plan.may_be_undecided,
         )
         self._cells_used = max(self._cells_used, first_counter + cells)
         self._counters[:, first_counter : first_counter + cells] = 0
@@ -224,7 +247,16 @@ class Tables:
         keeps_records = any(each.kind.start_class for each in plan.pairings)
         begin = plan_id * layout.PACKED_PLAN.size
         layout.PACKED_PLAN.pack_into(
-            self._plans, begin, always, *numbers, *runs, *flags, *behind_filters, entry.is_single, keeps_records
+            self._plans,
+            begin,
+            always,
+            *numbers,
+            *runs,
+            *flags,
+            *behind_filters,
+            entry.is_single,
+            keeps_records,
+            _filter_counters(entry.counts_undecided),
         )
         return entry
 

@@ -30,7 +30,7 @@ from stapsdtd.events.columns import (
 from stapsdtd.model import MAX_STRING_BYTES, Argument, BuiltIn, Capture, Constant, Register, Unavailable
 from stapsdtd.plan.events import EventSpec, Field
 from stapsdtd.procs.descendants import FollowedProcesses
-from stapsdtd.query.columns import Hits, Values, evaluate
+from stapsdtd.query.columns import Hits, Values, run
 from stapsdtd.query.program import ACCEPT, Program
 
 PidsOf = Callable[[I32], I32]
@@ -67,29 +67,35 @@ class Decoder:
     format: EventFormat
     sites: tuple[SiteConsumer, ...]
 
-    def decode(self, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> list[EventBatch]:
-        """Return a batch for each site that fired, without the records that are filtered."""
+    def decode(self, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> list[tuple[EventBatch, int]]:
+        """Return a batch for each site that fired, without the records that are filtered, and how many of these are
+        undecided.
+        """
         sites = _numbers(records, self.format.fields["site"])
         return [
             self._site_batch(position, records.take(np.flatnonzero(sites == position)), pids_of, excluded)
             for position in np.unique(sites).tolist()
         ]
 
-    def _site_batch(self, position: int, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> EventBatch:
+    def _site_batch(
+        self, position: int, records: Records, pids_of: PidsOf, excluded: frozenset[int]
+    ) -> tuple[EventBatch, int]:
         fields = self.format.fields
         consumer = self.sites[position]
         tids = _numbers(records, fields["common_pid"]).astype(np.uint32).view(np.int32)
         pids = pids_of(tids)
         comms = _comms(records, fields["comm"])
         cpus = np.full(len(records), records.cpu, np.uint16)
-        wanted = self._wanted(position, records, Hits(pids, tids, comms, {}, cpus, records.time_ns), excluded)
+        wanted, undecided = self._wanted(
+            position, records, Hits(pids, tids, comms, {}, cpus, records.time_ns), excluded
+        )
         if not wanted.all():
             # before values are decoded, since strings are expensive
             rows = np.flatnonzero(wanted)
             records, pids, tids, comms = records.take(rows), pids[rows], tids[rows], comms[rows]
             cpus = cpus[rows]
         values = tuple(self._values(position, number, records) for number in range(consumer.width))
-        return EventBatch(
+        batch = EventBatch(
             records.time_ns,
             pids,
             tids,
@@ -98,9 +104,10 @@ class Decoder:
             np.full(len(records), consumer.site_id, np.uint32),
             (ValueTable(values),),
         )
+        return batch, undecided
 
-    def _wanted(self, position: int, records: Records, hits: Hits, excluded: frozenset[int]) -> Bools:
-        consumer = self.sites[position]
+    def _wanted(self, position: int, records: Records, hits: Hits, excluded: frozenset[int]) -> tuple[Bools, int]:
+        consumer, undecided = self.sites[position], 0
         wanted: Bools = ~np.isin(hits.pid, list(excluded)) if excluded else np.ones(len(records), np.bool_)
         if consumer.scope is not None:
             wanted &= _are_in(consumer.scope, hits.pid)
@@ -115,8 +122,10 @@ class Decoder:
                 index: Values(column.data.view(np.uint64), column.unavailable)
                 for index, column in numbers.items()
             }
-            wanted &= evaluate(consumer.program, replace(hits, arguments=arguments))
-        return wanted
+            outcome = run(consumer.program, replace(hits, arguments=arguments))
+            undecided = int(np.count_nonzero(wanted & outcome.undecided))
+            wanted &= outcome.accepted
+        return wanted, undecided
 
     def _values(self, position: int, number: int, records: Records) -> ValueColumn:
         plan = self.spec.sites[position]
@@ -210,11 +219,14 @@ def _comms(records: Records, place: FieldPlace) -> Comms:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """filtered: how many records were not wanted. unknown: how many were of an event without a decoder."""
+    """filtered: how many records were not wanted. unknown: how many were of an event without a decoder. undecided: of
+    those filtered, how many the predicate could not be evaluated of.
+    """
 
     batches: list[EventBatch]
     filtered: int
     unknown: int
+    undecided: int = 0
 
 
 def decode_records(
@@ -225,13 +237,15 @@ def decode_records(
         return Decoded([], 0, 0)
     types = records.words[records.starts // 4] & np.uint32(0xFFFF)
     batches: list[EventBatch] = []
-    unknown = 0
+    unknown = undecided = 0
     for type_id in np.unique(types).tolist():
         rows = np.flatnonzero(types == type_id)
         decoder = decoders.get(type_id)
         if decoder is None:
             unknown += len(rows)
             continue
-        batches += decoder.decode(records.take(rows), pids_of, excluded)
+        for batch, of_site in decoder.decode(records.take(rows), pids_of, excluded):
+            batches.append(batch)
+            undecided += of_site
     filtered = len(records) - unknown - sum(map(len, batches))
-    return Decoded([batch for batch in batches if len(batch)], filtered, unknown)
+    return Decoded([batch for batch in batches if len(batch)], filtered, unknown, undecided)

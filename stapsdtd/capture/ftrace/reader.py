@@ -225,7 +225,7 @@ class Reader:
                 complete_ns = min(complete_ns, int(records.time_ns[-1]))
             readable.append((ring, all_records))
         batches: list[EventBatch] = []
-        filtered = 0
+        filtered = undecided = 0
         for ring, records in readable:
             due, later = records.split(complete_ns)
             ring.held = later if len(later) else None
@@ -236,10 +236,13 @@ class Reader:
                 decoded = Decoded([], 0, len(due))
             batches += decoded.batches
             filtered += decoded.filtered
+            undecided += decoded.undecided
             if decoded.unknown:
                 channel.sink.lost(LossStage.DECODE, decoded.unknown)
         if filtered:
             channel.sink.filtered(filtered)
+        if undecided:
+            channel.sink.undecided(undecided)
         if batches:
             channel.sink.deliver(merge(batches))
         if complete_ns - channel.losses_reported_ns > _LOSS_TICK_NS:
