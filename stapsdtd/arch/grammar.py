@@ -47,7 +47,8 @@ def _arguments(text: str, architecture: str) -> Iterator[Argument]:
     ends = [prefix.start() for prefix in prefixes[1:]] + [len(text)]
     for prefix, end in zip(prefixes, ends, strict=False):
         operand, *unsized = _operands(text[prefix.end() : end]) or [""]
-        yield _sized(prefix, operand, architecture)
+        begin = text.index(operand, prefix.end())
+        yield _sized(prefix, operand, text[prefix.start() : begin + len(operand)], architecture)
         for other in unsized:
             yield _unsized(other, architecture)
 
@@ -58,7 +59,8 @@ def _operands(text: str) -> list[str]:
     return [text] if set("[]()") & set(_BRACKETED.sub("", text)) else _OPERAND.findall(text)
 
 
-def _sized(prefix: re.Match[str], operand_text: str, architecture: str) -> Argument:
+def _sized(prefix: re.Match[str], operand_text: str, text: str, architecture: str) -> Argument:
+    """text: of all of it, as in the note."""
     digits = prefix["size"].lstrip("0")
     size = int(digits or "0") if len(digits) <= len(str(_MAX_SIZE)) else _MAX_SIZE + 1
     signed = bool(prefix["minus"])
@@ -77,7 +79,7 @@ def _sized(prefix: re.Match[str], operand_text: str, architecture: str) -> Argum
             operand = _in_two_registers(size)
         if is_float and isinstance(operand, Constant | Address):
             operand = Unavailable("a constant cannot be a floating-point number")
-    return Argument(prefix[0] + operand_text, size, signed, is_float, operand)
+    return Argument(text, size, signed, is_float, operand)
 
 
 def _unsized(text: str, architecture: str) -> Argument:

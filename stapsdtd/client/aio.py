@@ -242,7 +242,11 @@ class AsyncSubscription(SubscriptionState):
         self._opened = self._stub.Stream(encode.stream_request(self.id, self.positions))
 
     async def events(self, from_seq: int | Mapping[str, int] | None = None) -> AsyncIterator[Event]:
-        """Yield events until the stream ends, keeping `lost`, `sites` and `account` up to date."""
+        """Yield events until the stream ends, keeping `lost`, `sites` and `account` up to date.
+
+        Raises AllRefusedError if sites match, and all of them are refused: `messages` waits for others to appear.
+        """
+        self._check_refused()
         async with aclosing(self.messages(Encoding.ROWS, from_seq)) as messages:
             async for message in messages:
                 if isinstance(message, EventBatch):
@@ -254,7 +258,9 @@ class AsyncSubscription(SubscriptionState):
         """Yield batches of events as numpy arrays until the stream ends.
 
         All events of a batch have values of the same types, so the sequence numbers of adjacent batches may interleave.
+        Raises AllRefusedError, as `events` does.
         """
+        self._check_refused()
         async with aclosing(self.messages(Encoding.COLUMNS, from_seq)) as messages:
             async for message in messages:
                 if isinstance(message, ColumnBatch):
@@ -273,10 +279,7 @@ class AsyncSubscription(SubscriptionState):
         """Yield everything that the stream carries, in order; the last message is an End.
 
         from_seq: the first number to send, of events or snapshots; of each clause, or by its tag.
-
-        Raises AllRefusedError if sites match, and all of them are refused; others that appear later would be armed.
         """
-        self._check_refused()
         self._resume_at(from_seq)
         if from_seq is not None and self._opened is not None:
             # it begins elsewhere

@@ -156,7 +156,7 @@ def test_a_value_that_is_unavailable_is_none_and_says_why(server: FakeServer, cl
 def test_who_waits_for_events_is_told_that_no_site_is_armed(server: FakeServer, client: Client) -> None:
     server.sites = [armed(number, pb.SiteStatus.STATE_REFUSED, f"no room {number}") for number in (1, 2)]
     with client.subscribe("*:*") as subscription:
-        for reading in (subscription.events, subscription.columns, subscription.messages):
+        for reading in (subscription.events, subscription.columns):
             with pytest.raises(AllRefusedError) as raised:
                 next(iter(reading()))
             assert str(raised.value) == "every site that matches was refused: no room 1, and 1 more"

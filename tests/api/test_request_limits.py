@@ -54,7 +54,7 @@ def by(count: int) -> pb.SubscribeRequest:
         (lambda n: subscribe(fields=[f"arg{i}" for i in range(n)]), MAX_FIELDS, "fields", "33; the limit is 32"),
         (by, MAX_KEYS, "aggregation.by", "there are 9 keys; the limit is 8"),
         (lambda n: subscribe(selectors=["a:b"] * n), SELECTORS, "selectors", "257, more than the 256 allowed"),
-        (lambda n: subscribe(selectors=["x" * n]), 1024, "selectors", "limited to 1024 characters; this one has 1025"),
+        (lambda n: subscribe(selectors=["x" * n]), 1024, "selectors", "quotes; this one has 1025"),
         (lambda n: subscribe(where="pid".ljust(n)), 4096, "where", "limited to 4096 characters; this one has 4097"),
         (
             lambda n: subscribe(aggregation=of("arg0:int".ljust(n))),

@@ -27,6 +27,7 @@ NO_DEFAULT = SubscribeOptions(
     follow=True,
     expected_files=("/bin/psql",),
     functions=("vfs_read(count, return)",),
+    exclude=("python:line",),
 )
 
 
