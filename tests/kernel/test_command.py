@@ -256,6 +256,7 @@ def test_summary_tells_of_objects_that_appeared_later(daemon: Daemon, ticker_pro
     ) as tracer:
         assert tracer.stdin is not None
         assert tracer.stderr is not None
+        assert "whoever else runs" in tracer.stderr.readline()
         assert "armed; stops when ticker ends" in tracer.stderr.readline()
         tracer.stdin.write(f"open {library}\n")
         tracer.stdin.flush()

@@ -342,16 +342,15 @@ def test_what_is_no_one_container_is_told(daemon: Daemon, hierarchy: Path, conta
     other = Cgroup(hierarchy, f"/stapsdtd_test_{os.getpid()}/docker/{container.name[:12]}{secrets.token_hex(26)}")
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(container.name, other.name, strict=True))))
     for command in ("list", "watch", "trace"):
-        field = "scope.containers" if command == "trace" else "containers"
         ambiguous = stapsdt(daemon.target, command, ":", "--container", container.name[:shared], check=False)
         assert ambiguous.returncode == 2
         first, second = sorted([container.name, other.name])
         assert ambiguous.stderr == (
-            f"stapsdt: {field}: '{container.name[:shared]}' matches {first} and {second}; write more of it\n"
+            f"stapsdt: --container: '{container.name[:shared]}' matches {first} and {second}; write more of it\n"
         )
         nobody = stapsdt(daemon.target, command, ":", "--container", container.name[:11], check=False)
         assert nobody.returncode == 2
-        assert f"{field}: no cgroup of the unified hierarchy is named after a container" in nobody.stderr
+        assert "--container: no cgroup of the unified hierarchy is named after a container" in nobody.stderr
 
 
 @pytest.mark.usefixtures("ftrace_only")

@@ -59,7 +59,7 @@ def test_question_has_an_answer(stage: Stage, command: str, tmp_path: Path) -> N
     is_endless = " -- " not in command
     output = plain(stage.run(command.replace("x.py", str(program)), interrupts=is_endless))
     *_, last = output.splitlines()
-    found = re.fullmatch(r"stapsdt: (\d+) (?:events|pairs?) (?:delivered|aggregated), .*", last)
+    found = re.fullmatch(r"stapsdt: (\d+) (?:events?|pairs?) (?:delivered|aggregated), .*", last)
     assert found, output
     assert int(found[1]) or any(quiet in command for quiet in _QUIET), output
 

@@ -275,10 +275,10 @@ def test_ftrace_refuses_what_it_does_not_know(
 def test_command(daemon: Daemon, ticker_program: Path) -> None:
     wrong = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--where", "arg0 => 5", check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "stapsdt: where: unexpected '='; write == (column 6)\n"
+    assert wrong.stderr == "stapsdt: --where: unexpected '='; write == (column 6)\n"
     nowhere = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--cgroup", "/no.slice", check=False)
     assert nowhere.returncode == 2
-    assert "scope.cgroups: no such cgroup: '/no.slice'" in nowhere.stderr
+    assert "--cgroup: no such cgroup: '/no.slice'" in nowhere.stderr
     with Recorder(daemon.target, of(ticker_program, "tick"), where="arg0 == 7", execnames=["ticker"]):
         (held,) = json.loads(stapsdt(daemon.target, "info", "--json").stdout)["subscriptions"]
         assert (held["where"], held["scope"]["execnames"]) == ("arg0 == 7", ["ticker"])
