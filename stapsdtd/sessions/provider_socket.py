@@ -37,16 +37,18 @@ _ACCEPTS_AT_ONCE = 16
 _FLOOD_PAUSE_SECONDS = 0.01
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_SECONDS = 1.0
-_WAIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    """waiting, waiting_of_user: processes at a time. per_second: of a user. What exceeds them does not wait."""
+    """waiting, waiting_of_user: processes at a time. per_second: of a user. What exceeds them does not wait.
+    seconds: for how long one may wait.
+    """
 
     waiting: int = 256
     waiting_of_user: int = 32
     per_second: int = 200
+    seconds: float = 60.0
 
 
 DEFAULT_LIMITS = WaitLimits()
@@ -112,7 +114,7 @@ class ProviderSocket:
         self._limits = limits
         self._waiting: Counter[int] = Counter()
         self._waits = TokenBuckets(clock)
-        self._open: dict[socket.socket, int] = {}
+        self._open: dict[socket.socket, tuple[int, asyncio.TimerHandle]] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._socket = _listen(path)
         self._loop.add_reader(self._socket, self._accept_all)
@@ -163,7 +165,7 @@ class ProviderSocket:
         return self._waits.take(uid, limits.per_second)
 
     def _begin(self, connection: socket.socket, pid: int, uid: int) -> None:
-        self._open[connection] = uid
+        self._open[connection] = uid, self._loop.call_later(self._limits.seconds, self._end, connection)
         self._waiting[uid] += 1
         try:
             armed = self._armed_in(pid)
@@ -173,12 +175,15 @@ class ProviderSocket:
         if armed.done():
             self._end(connection)
             return
+        # it waits no longer than it chose to
+        self._loop.add_reader(connection, self._end, connection)
         armed.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._end, connection))
-        self._loop.call_later(_WAIT_SECONDS, self._end, connection)
 
     def _end(self, connection: socket.socket) -> None:
-        uid = self._open.pop(connection, None)
-        if uid is not None:
+        if connection in self._open:
+            uid, timer = self._open.pop(connection)
+            timer.cancel()
+            self._loop.remove_reader(connection)
             self._waiting[uid] -= 1
             self._waiting += Counter()
             connection.close()

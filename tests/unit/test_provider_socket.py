@@ -89,8 +89,29 @@ def test_nothing_to_arm(tmp_path: Path) -> None:
 
 def test_arming_that_takes_long_ends_the_wait(tmp_path: Path) -> None:
     async def test() -> None:
-        with opened(tmp_path / "socket", lambda _: unfinished()), connected(tmp_path / "socket") as connection:
+        path, limits = tmp_path / "socket", WaitLimits(seconds=0.1)
+        with opened(path, lambda _: unfinished(), limits), connected(path) as connection:
             assert await is_ended(connection)
+
+    run(test())
+
+
+def test_whoever_waits_no_longer_leaves_room_for_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        path, arming = tmp_path / "socket", Arming()
+        with opened(path, arming.armed_in, WaitLimits(waiting_of_user=1)):
+            with connected(path):
+                await arming.asked.wait()
+            arming.asked.clear()
+            # until the daemon has noticed, others are turned away
+            while not arming.asked.is_set():
+                with connected(path) as other:
+                    asked, ended = asyncio.create_task(arming.asked.wait()), asyncio.create_task(is_ended(other))
+                    await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+                    for future in arming.futures[1:]:
+                        future.set_result(None)
+                    await ended
+                    asked.cancel()
 
     run(test())
 
