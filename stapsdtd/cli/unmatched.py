@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stapsdtd.catalog.selector_text import as_part, head_of, parts_of, probe_name
 from stapsdtd.catalog.selectors import normalized, parse
 from stapsdtd.cli import frequent
-from stapsdtd.cli.function_selectors import functions_of
+from stapsdtd.cli.function_selectors import PROVIDER, functions_of
 from stapsdtd.cli.known_signatures import own_folder
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.cli.silence import conditions
@@ -287,6 +287,9 @@ def why_unmatched(
         if _is_named(selector, (each.provider, each.name)) and selector.matches_module(each.path):
             named = probe_name(each.provider, each.name)
             return Unmatched(text, f"{named} is there, but cannot be used: {each.reason}: a note in {each.path}")
+    if selector.provider.text == PROVIDER:
+        function = selector.function.text or "FUNCTION"
+        return Unmatched(text, f"kernel functions are no static probes: see 'stapsdt kernel info {function}'")
     if (of_bpftrace := _BPFTRACE.fullmatch(text)) is not None:
         path, probe = of_bpftrace.groups()
         return Unmatched(text, f"write bpftrace's usdt:PATH:PROBE as: {probe} --file {shlex.quote(path)}")

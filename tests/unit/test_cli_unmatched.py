@@ -41,6 +41,7 @@ SPECIAL = "this name is a selector of others unless it is in quotes"
         ("mysql:*", "no running program has a provider mysql yet", ()),
         ("postgresql:::zzz", "no such probe yet", ()),
         ("usdt:/opt/a b:app:hit", "write bpftrace's usdt:PATH:PROBE as: app:hit --file '/opt/a b'", ()),
+        ("fbt::tcp_*:entry", "kernel functions are no static probes: see 'stapsdt kernel info tcp_*'", ()),
         ("usdt:/bin/app:hit", "write bpftrace's usdt:PATH:PROBE as: hit --file /bin/app", ()),
         ("ts:&HttpSM::state_read", SPECIAL, ('ts:"&HttpSM::state_read"',)),
         ("&HttpSM::state_read", SPECIAL, ('ts:"&HttpSM::state_read"',)),
