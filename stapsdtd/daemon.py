@@ -111,7 +111,9 @@ class Daemon:
         self._threads = Threads()
         self._descendants = Descendants()
         self._filesystems = Filesystems(config.filesystems.arm)
-        self._engine = host.make_engine(config, self._threads.pids_of, self._descendants, Toll(self._shares, "reading"))
+        self._engine = host.make_engine(
+            config, self._threads.pids_of, self._descendants, Toll(self._shares, "reading", is_apart=True)
+        )
         self._parser = QueueingParser(self._sandbox)
         self._registry = Registry()
         self._watcher = self._control.call(

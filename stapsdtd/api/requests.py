@@ -9,11 +9,10 @@ from stapsdtd.api import cgroup_scope
 from stapsdtd.api.clauses import OfScope, parse_clauses
 from stapsdtd.api.texts import RequestTexts
 from stapsdtd.catalog.selector_text import probe_name
-from stapsdtd.catalog.selectors import Selector
+from stapsdtd.catalog.selectors import Selector, normalized
 from stapsdtd.config import Limits
 from stapsdtd.config.request_limits import MAX_FILES, MAX_PATH_BYTES, MAX_PIDS, MAX_SCOPE_VALUES, check_count
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
-from stapsdtd.kernel import procfs
 from stapsdtd.model import NO_PLACE
 from stapsdtd.query.nodes import wrong_comm
 from stapsdtd.sessions.spec import SubscriptionSpec
@@ -85,7 +84,6 @@ def spec_of(
             limits.max_kernel_buffer_kib,
         ),
         excluded_probes=_excluded_probes(texts.selectors(options.exclude, "exclude")),
-        children=frozenset(procfs.descendants(scope.pids)) if scope.follow else frozenset(),
     )
 
 
@@ -93,7 +91,7 @@ def _excluded_probes(selectors: Sequence[Selector]) -> frozenset[tuple[str, str]
     for each in selectors:
         if each.is_glob or each.module.text or each.function.text or each.captures is not None:
             raise InvalidArgumentError("exclude", f"{each.text}: a probe is excluded as provider:name", 0, each.text)
-    return frozenset((each.provider.text, each.name.text) for each in selectors)
+    return frozenset((normalized(each.provider.text), normalized(each.name.text)) for each in selectors)
 
 
 def check_armed(request: pb.SubscribeRequest, statuses: Sequence[SiteStatus]) -> None:

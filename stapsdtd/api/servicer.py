@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from stapsdtd.api import requests, subscription_messages
@@ -27,6 +28,7 @@ from stapsdtd.api.watches import Watches
 from stapsdtd.errors import NoMatchError, NotArmedError, ServerStoppingError
 from stapsdtd.sessions.ending import Ending
 from stapsdtd.sessions.live import FirstArming
+from stapsdtd.sessions.scoped_processes import descendants
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
 from stapsdtd.v1 import kernel_functions_pb2 as functions_pb
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -142,6 +144,10 @@ class StapsdtServicer:
         texts = RequestTexts(limits, hierarchy.find)
         spec = await asyncio.to_thread(requests.spec_of, request, limits, texts, hierarchy, names_of)
         named, spec = await self._files.of_subscription(request, spec, caller)
+        if spec.scope.follow:
+            with caller.recording_refusals():
+                caller.rights.check_trace(spec.scope.pids)
+            spec = replace(spec, children=frozenset(await asyncio.to_thread(list, descendants(spec.scope.pids))))
         functions = await traced_functions(self._backend, request.functions, texts, caller)
         spec = with_functions(spec, functions)
         unanswered: list[Subscription] = []

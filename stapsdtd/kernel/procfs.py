@@ -28,6 +28,9 @@ _DELETED = b" (deleted)"
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 
+_PF_EXITING = 0x4
+"""include/linux/sched.h: it ends, though its state does not say so yet."""
+
 DEAD = frozenset("ZX")
 """States of a process, or of a main thread that others outlive, which has no memory any more."""
 
@@ -264,8 +267,12 @@ def _children(pid: int) -> set[int]:
 
 def has_ended(pid: int) -> bool:
     """Report whether no thread of a process runs any more, though its parent may not know yet."""
-    found = stat(pid)
-    return found is None or (found.state in DEAD and found.threads <= 1)
+    text = _read(f"/proc/{pid}/stat")
+    found = parse_stat(pid, text)
+    if found is None:
+        return True
+    flags = int(text[text.rfind(b")") + 2 :].split()[6])
+    return found.threads <= 1 and (found.state in DEAD or bool(flags & _PF_EXITING))
 
 
 def pid_namespace() -> int:

@@ -48,12 +48,15 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """cleared_at: when the client's share will have made up for what it took. last: when it took something."""
+    """cleared_at: when the client's share will have made up for what it took. apart_cleared_at: the same of work that
+    is not put off but lost. last: when it took something.
+    """
 
     share: float = DEFAULT_SHARE
     taken: Taken = field(default_factory=Taken)
     subscriptions: int = 0
     cleared_at: float = 0.0
+    apart_cleared_at: float = 0.0
     last: float = float("-inf")
 
 
@@ -82,11 +85,16 @@ class Shares:
         with self._lock:
             self._account(client).subscriptions -= 1
 
-    def charge(self, client: str, work: str, seconds: float) -> None:
+    def charge(self, client: str, work: str, seconds: float, *, is_apart: bool = False) -> None:
+        """is_apart: of work that goes on whoever is behind: no other work waits for it, and debts have an end."""
         with self._lock:
             account, now = self._account(client), self._clock()
             account.taken.seconds[work] += seconds
-            account.cleared_at = max(account.cleared_at, now) + seconds / account.share
+            if is_apart:
+                cleared_at = max(account.apart_cleared_at, now) + seconds / account.share
+                account.apart_cleared_at = min(cleared_at, now + 2 * _MOST_BEHIND_SECONDS)
+            else:
+                account.cleared_at = max(account.cleared_at, now) + seconds / account.share
             account.last = now
 
     @contextmanager
@@ -110,12 +118,15 @@ class Shares:
         with self._lock:
             self._account(client).taken.waited += seconds
 
-    def seconds_to_wait(self, client: str) -> float:
+    def seconds_to_wait(self, client: str, *, is_apart: bool = False) -> float:
         """Return for how long a client's work is to wait; 0 if it is its turn."""
         with self._lock:
             account = self._accounts.get(client)
             now = self._clock()
-            if account is None or account.cleared_at <= now + _MOST_BEHIND_SECONDS:
+            if account is None:
+                return 0.0
+            cleared_at = account.apart_cleared_at if is_apart else account.cleared_at
+            if cleared_at <= now + _MOST_BEHIND_SECONDS:
                 return 0.0
             if not any(
                 other.subscriptions or now - other.last < _WANTS_SECONDS
@@ -123,7 +134,7 @@ class Shares:
                 if other is not account
             ):
                 return 0.0
-            return account.cleared_at - now - _MOST_BEHIND_SECONDS
+            return cleared_at - now - _MOST_BEHIND_SECONDS
 
     def taken(self, connected: Iterable[str]) -> dict[str, Taken]:
         """Return what each connected client took, and what all others ever did as that of OTHERS."""
@@ -154,14 +165,17 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Toll:
-    """What a thread charges clients for its turns. work: the kind. waits: a client that is behind gets no turn."""
+    """What a thread charges clients for its turns. work: the kind. waits: a client that is behind gets no turn.
+    is_apart: see `Shares.charge`.
+    """
 
     shares: Shares
     work: str
     waits: bool = True
+    is_apart: bool = False
 
     def charge(self, client: str, seconds: float) -> None:
-        self.shares.charge(client, self.work, seconds)
+        self.shares.charge(client, self.work, seconds, is_apart=self.is_apart)
 
     def seconds_to_wait(self, client: str) -> float:
-        return self.shares.seconds_to_wait(client) if self.waits else 0.0
+        return self.shares.seconds_to_wait(client, is_apart=self.is_apart) if self.waits else 0.0

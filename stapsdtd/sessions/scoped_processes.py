@@ -9,9 +9,10 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -24,9 +25,21 @@ from stapsdtd.kernel.host_calls import FOLLOW_PROCESS
 _log = logging.getLogger(__name__)
 
 _FIELD = "scope.pids"
+_MAX_DESCENDANTS = 4096
+"""Looked for when a scope begins: some 30 us each."""
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _NO_PROCESS = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 """EINVAL, and ENOENT since Linux 6.9: it is a thread; see pidfd_open(2)."""
+
+
+def descendants(pids: Iterable[int]) -> Iterator[int]:
+    """As `procfs.descendants`, as far as somebody waits for it. Raises LimitReachedError."""
+    for count, pid in enumerate(procfs.descendants(pids)):
+        if count == _MAX_DESCENDANTS:
+            raise LimitReachedError(
+                f"more than {_MAX_DESCENDANTS:,} processes descend from those to follow: name some of these instead"
+            )
+        yield pid
 
 
 class ScopedProcesses:
@@ -62,7 +75,8 @@ class ScopedProcesses:
         """
         followed = follow(self._left)
         # as of now, since children may have forked before they were followed
-        for pid in procfs.descendants(self._left):
+        known = self._left | self._children
+        for pid in chain(self._children, descendants(known)):
             followed.adopt(pid)
         self._followed = followed
         for pid in self._named - self._left:

@@ -305,14 +305,14 @@ def test_record_reaches_each_subscription_that_it_matched(host: Host) -> None:
 def test_who_is_behind_loses_events_while_a_ring_fills_up_and_nobody_else_does() -> None:
     shares = Shares()
     greedy, modest = RecordingSink(), RecordingSink()
-    with closing(Host(toll=Toll(shares, "reading"))) as host:
+    with closing(Host(toll=Toll(shares, "reading", is_apart=True))) as host:
         plan = host.begin(greedy, modest, clients=["greedy", "modest"])
         few, many = host.add_ring(), host.add_ring()
-        shares.charge("greedy", "other work", 100)
+        shares.charge("greedy", "reading", 100, is_apart=True)
         host.in_reader(partial(host.put, few, plan, 1))
         wait_for(lambda: len(modest.rows) == 1, "the first event")
         assert greedy.values == [(1, 1)], "there is room for more"
-        count = many.size // many.stride // 2
+        count = many.size // many.stride * 3 // 4
         host.in_reader(*(partial(host.put, many, plan, value) for value in range(count)))
         wait_for(lambda: len(modest.rows) == 1 + count, "the other events")
         assert greedy.losses == {LossStage.QUOTA: count}
@@ -328,11 +328,11 @@ def test_who_is_behind_loses_events_while_a_ring_fills_up_and_nobody_else_does()
 
 def test_nobody_is_behind_who_is_alone() -> None:
     shares = Shares()
-    with closing(Host(toll=Toll(shares, "reading"))) as host:
+    with closing(Host(toll=Toll(shares, "reading", is_apart=True))) as host:
         plan = host.begin(sink := RecordingSink(), clients=["greedy"])
         ring = host.add_ring()
-        shares.charge("greedy", "other work", 100)
-        count = ring.size // ring.stride // 2
+        shares.charge("greedy", "reading", 100, is_apart=True)
+        count = ring.size // ring.stride * 3 // 4
         host.in_reader(*(partial(host.put, ring, plan, value) for value in range(count)))
         wait_for(lambda: len(sink.rows) == count, "the events")
         assert sink.losses == {}

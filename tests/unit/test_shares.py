@@ -159,3 +159,13 @@ def test_calls_wait_for_a_moment_and_are_refused_beyond(host: Host) -> None:
     taken = host.shares.taken([peer.client])[peer.client]
     assert taken.refused == 1
     assert 0 < taken.waited <= 2
+
+
+def test_what_goes_on_all_the_same_holds_up_no_other_work_and_is_forgiven_soon(host: Host) -> None:
+    host.shares.began("other")
+    host.shares.charge("greedy", "reading", 100.0, is_apart=True)
+    assert host.shares.seconds_to_wait("greedy") == 0
+    assert 0 < host.shares.seconds_to_wait("greedy", is_apart=True) <= 1
+    host.now += 2
+    assert host.shares.seconds_to_wait("greedy", is_apart=True) == 0
+    assert host.shares.taken(["greedy"])["greedy"].seconds["reading"] == 100

@@ -39,8 +39,9 @@ _ROWS_PER_SWEEP = 16384
 _SWEEP_SECONDS = 0.005
 """Of processor time that a sweep is to take, before other threads get the interpreter's lock, and jobs their turn."""
 _LEAST_BYTES_PER_SWEEP, _BYTES_PER_SWEEP = 1 << 16, 16 << 20
-_PRESSED_PART = 4
-"""A ring of which a quarter waits to be read fills up."""
+_TICK_SECONDS = 1e-4
+_PRESSED_PART = 2
+"""A ring of which half waits to be read fills up."""
 _PAUSE_MS = 4
 _SHORT_PAUSE_MS = 1
 _IDLE_SECONDS = 0.2
@@ -119,10 +120,10 @@ class _Charges:
 
     def decoded(self, events: Mapping[Channel, Sequence[EventBatch]]) -> None:
         """Note that events of this sweep were decoded."""
-        counts = {channel: sum(map(len, batches)) for channel, batches in events.items()}
-        for_each = self._lap() / max(sum(counts.values()), 1)
-        for channel, count in counts.items():
-            self._spent[channel.client] += for_each * count
+        sizes = {channel: sum(batch.nbytes for batch in batches) for channel, batches in events.items()}
+        for_each = self._lap() / max(sum(sizes.values()), 1)
+        for channel, size in sizes.items():
+            self._spent[channel.client] += for_each * size
 
     def delivered(self, channel: Channel) -> None:
         self._spent[channel.client] += self._lap()
@@ -320,7 +321,8 @@ class Reader:
         self._charges.end()
         read = sum(len(records) * ring.stride for ring, records in peeked)
         if read and not self._charges.has_shed:
-            fits = int(read * _SWEEP_SECONDS / (time.thread_time() - began))
+            # some virtual machines' clock of a thread goes in ticks
+            fits = int(read * _SWEEP_SECONDS / max(time.thread_time() - began, _TICK_SECONDS))
             self._bytes_per_sweep = min(max(fits, _LEAST_BYTES_PER_SWEEP), _BYTES_PER_SWEEP)
         return read
 

@@ -204,7 +204,7 @@ def _strings(records: Records, place: FieldPlace, max_bytes: int | None) -> list
 
 def _string(text: bytes, most: int) -> bytes:
     # one that fills the kernel's own room was probably cut by that
-    return text + CUT if len(text) == _KERNEL_BYTES < most else shortened(text, most)
+    return text + CUT if len(text) == _KERNEL_BYTES <= most else shortened(text, most)
 
 
 def _comms(records: Records, place: FieldPlace) -> Comms:
