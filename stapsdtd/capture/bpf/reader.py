@@ -36,8 +36,10 @@ from stapsdtd.runtime.slices import slices
 _log = logging.getLogger(__name__)
 
 _ROWS_PER_SWEEP = 16384
-_SWEEP_SECONDS = 0.005
-"""Of processor time that a sweep is to take, before other threads get the interpreter's lock, and jobs their turn."""
+_SWEEP_SECONDS = 0.02
+"""Of processor time that a sweep is to take. Shorter ones make smaller batches, of which queues that nobody reads hold
+so many that garbage collections keep everybody waiting: with 5 ms for up to a second.
+"""
 _LEAST_BYTES_PER_SWEEP, _BYTES_PER_SWEEP = 1 << 16, 16 << 20
 _TICK_SECONDS = 1e-4
 _PRESSED_PART = 2
