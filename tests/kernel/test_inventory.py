@@ -129,8 +129,10 @@ def test_command_waits_until_it_is_known_what_is_installed(engine: str, tmp_path
     java = Java(java_home())
     with installing(tmp_path, [java.home], engine) as daemon:
         command = [str(java.home / "bin/java"), "-Xlog:class+load", "-version"]
-        trace = stapsdt(daemon.target, "trace", "hotspot:class__loaded(class)", "--json", "--", *command)
-    loaded = [json.loads(line) for line in trace.stdout.splitlines() if line.startswith("{")]
+        events = tmp_path / "events"
+        options = ["--json", "-o", str(events)]
+        trace = stapsdt(daemon.target, "trace", "hotspot:class__loaded(class)", *options, "--", *command)
+    loaded = [json.loads(line) for line in events.read_text().splitlines()]
     names = re.findall(r"\[class,load\] (\S+) source:", trace.stdout)
     assert len(names) > 100
     assert Counter(each["args"][0] for each in loaded) == Counter(name.replace(".", "/") for name in names)
