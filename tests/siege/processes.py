@@ -175,7 +175,17 @@ def _written_file(arena: Arena) -> None:
     arena.together(write, subscribe)
 
 
+def _processor(arena: Arena) -> None:
+    """Keep the attacker's processor busy, and ask nothing of the daemon: so long do others wait for the host alone."""
+    rounds = 0
+    while arena.goes_on:
+        for _ in range(10_000):
+            rounds += 1
+    arena.done["rounds"] += rounds
+
+
 ATTACKS: Mapping[str, Callable[[Arena], None]] = {
+    "processor": _processor,
     "memfds": _memfds,
     "mappings": _mappings,
     "executions": _executions,
