@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from typing import AnyStr, Generic, Protocol
 
 _ASTERISK, _QUESTION_MARK, _OPENING, _CLOSING, _EXCLAMATION_MARK, _HYPHEN = map(ord, "*?[]!-")
+
+_SPECIAL = re.compile(r"[*?[]")
 
 _SHORT_PATTERN = 256
 _SHORT_MATCH = 1 << 14
@@ -109,7 +112,7 @@ class Glob(Generic[AnyStr]):
     def matches_short(self) -> Callable[[AnyStr], object]:
         """Returns None for a short text that does not match."""
         if isinstance(self._pattern, bytes):
-            return re.compile(translate(self._pattern.decode("latin-1")).encode("latin-1")).match
+            return re.compile(translate(_text(self._pattern)).encode("latin-1")).match
         return re.compile(translate(self._pattern)).match
 
     @cached_property
@@ -125,13 +128,13 @@ def pieces_of(pattern: str | bytes) -> tuple[Piece, ...]:
 
 def _literal_ends(pattern: AnyStr) -> tuple[AnyStr, AnyStr]:
     """Return what every text that matches begins and ends with, as far as that is seen at once."""
-    codes = _codes(pattern)
-    special = [place for place, character in enumerate(codes) if character in {_ASTERISK, _QUESTION_MARK, _OPENING}]
-    if not special:
+    text = _text(pattern)
+    first = _SPECIAL.search(text)
+    if first is None:
         return pattern, pattern
     # what follows a bracket may belong to a set
-    end = len(codes) if _OPENING in codes else special[-1] + 1
-    return pattern[: special[0]], pattern[end:]
+    end = len(text) if "[" in text else max(text.rfind("*"), text.rfind("?")) + 1
+    return pattern[: first.start()], pattern[end:]
 
 
 @lru_cache(maxsize=256)
@@ -163,6 +166,11 @@ class _PlacesOfOne:
         return places
 
 
+def _text(pattern: str | bytes) -> str:
+    """Return a pattern with a character for each byte or code point."""
+    return pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
+
+
 def _codes(text: str | bytes) -> Sequence[int]:
     return text if isinstance(text, bytes) else [ord(character) for character in text]
 
@@ -170,6 +178,8 @@ def _codes(text: str | bytes) -> Sequence[int]:
 def _pieces(pattern: Sequence[int]) -> Iterator[Piece]:
     piece: list[CharacterSet] = []
     place = 0
+    # if one bracket is not closed, those behind it are not, either: looking again would take quadratic time
+    is_closed = True
     while place < len(pattern):
         character = pattern[place]
         place += 1
@@ -178,10 +188,11 @@ def _pieces(pattern: Sequence[int]) -> Iterator[Piece]:
             piece = []
         elif character == _QUESTION_MARK:
             piece.append(_ANY)
-        elif character == _OPENING and (end := _end_of_set(pattern, place)) is not None:
+        elif character == _OPENING and is_closed and (end := _end_of_set(pattern, place)) is not None:
             piece.append(_set(pattern[place:end]))
             place = end + 1
         else:
+            is_closed = is_closed and character != _OPENING
             piece.append(_only(character))
     yield tuple(piece)
 
@@ -195,10 +206,9 @@ def _end_of_set(pattern: Sequence[int], place: int) -> int | None:
     """Return where a set is closed; None if it is not. place: behind its opening bracket."""
     if pattern[place : place + 1] and pattern[place] == _EXCLAMATION_MARK:
         place += 1
-    # a bracket that comes first is one of the set
-    for end in range(place + 1, len(pattern)):
-        if pattern[end] == _CLOSING:
-            return end
+    with suppress(ValueError):
+        # a bracket that comes first is one of the set
+        return pattern.index(_CLOSING, place + 1)
     return None
 
 

@@ -84,3 +84,10 @@ def test_a_pattern_takes_a_step_a_character_whatever_the_text(pattern: str) -> N
     glob = Glob(pattern)
     assert not reached_ends(glob.pieces, places)
     assert counted.steps == sum(map(len, glob.pieces))
+
+
+def test_a_pattern_is_read_once_however_many_brackets_are_not_closed() -> None:
+    # looking for the end of each would take an hour
+    brackets = "[" * (1 << 17)
+    assert Glob(brackets + "*").matches(brackets)
+    assert not Glob(brackets + "*").matches("]")
