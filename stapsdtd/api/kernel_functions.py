@@ -35,7 +35,7 @@ async def list_functions(
         caller.rights.check_list()
     caller.log(logging.DEBUG, "allowed", functions=" ".join(request.functions)[:_LOGGED_CHARACTERS])
     client = caller.rights.client
-    selectors = RequestTexts(backend.limits).functions(request.functions)
+    selectors = await asyncio.to_thread(RequestTexts(backend.limits).functions, request.functions)
     if request.names_only:
         names = await asyncio.wrap_future(backend.functions.names(client, selectors))
         return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)

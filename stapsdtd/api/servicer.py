@@ -97,7 +97,7 @@ class StapsdtServicer:
         with caller.recording_refusals():
             caller.rights.check_list()
         caller.log(logging.DEBUG, "allowed")
-        selectors = RequestTexts(self._backend.limits).selectors(request.selectors)
+        selectors = await asyncio.to_thread(RequestTexts(self._backend.limits).selectors, request.selectors)
         pids = requests.parse_pids("pids", request.pids)
         among = await self._members(request, caller)
         users = caller.rights.list
@@ -131,7 +131,7 @@ class StapsdtServicer:
             caller.rights.check_list()
             self._watches.check_quota(caller.rights)
         caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
-        selectors = RequestTexts(self._backend.limits).selectors(request.selectors)
+        selectors = await asyncio.to_thread(RequestTexts(self._backend.limits).selectors, request.selectors)
         pids = requests.parse_pids("pids", request.pids)
         among = await self._members(request, caller)
         async with aclosing(self._watches.messages(caller, selectors, pids, among)) as messages:
@@ -192,12 +192,15 @@ class StapsdtServicer:
                 statuses,
                 lambda some: pb.SubscribeResponse(sites=subscription_messages.site_statuses(subscription, some)),
             )
+            late = await self._listing.in_turns(
+                caller.rights.client, subscription_messages.late_conditions(subscription, statuses)
+            )
             response = pb.SubscribeResponse(
                 subscription_id=ident,
                 lease_seconds=spec.lease_seconds,
                 engine=self._backend.engine,
                 unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
-                evaluated_late=subscription_messages.late_conditions(subscription, statuses),
+                evaluated_late=late,
                 added_late=subscription_messages.added_late(subscription),
             )
             unanswered.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import asdict
 from functools import cache
 
@@ -229,19 +229,23 @@ def _captured(capture: Delivered, missing: str) -> pb.CapturedArgument:
     return message
 
 
-def late_conditions(subscription: Subscription, statuses: Iterable[SiteStatus]) -> list[pb.LateCondition]:
-    """Return what of the clauses' filters is not evaluated at the hits of these sites, or of pairs that end there."""
+def late_conditions(
+    subscription: Subscription, statuses: Iterable[SiteStatus]
+) -> Generator[None, None, list[pb.LateCondition]]:
+    """Return, in steps, what of the clauses' filters is not evaluated at the hits of these sites, or of pairs that end
+    there.
+    """
     sites: dict[int, list[Site]] = {}
     for status in statuses:
         if status.state is not SiteState.REFUSED:
             sites.setdefault(status.clause, []).append(status.site)
     # clauses may have the same one
     text = cache(text_of)
-    return [
-        pb.LateCondition(text=text(condition), reason=reason, tag=clause.spec.tag)
-        for position, clause in enumerate(subscription.clauses)
-        for condition, reason in clause.evaluated_late(sites.get(position, ())).items()
-    ]
+    messages = []
+    for position, clause in enumerate(subscription.clauses):
+        late = yield from clause.evaluated_late(sites.get(position, ()))
+        messages += [pb.LateCondition(text=text(each), reason=why, tag=clause.spec.tag) for each, why in late.items()]
+    return messages
 
 
 def added_late(subscription: Subscription) -> list[pb.LateAggregation]:

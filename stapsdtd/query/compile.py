@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from stapsdtd.model import Site, Unavailable
+from stapsdtd.model import Argument, Site, Unavailable
 from stapsdtd.query.emitter import Emitter, Exits, Next
 from stapsdtd.query.expression import (
     STRING_FIELDS,
@@ -29,7 +29,7 @@ from stapsdtd.query.expression import (
     parts,
     walk,
 )
-from stapsdtd.query.needs import why_not_at
+from stapsdtd.query.needs import why_not_at, why_not_of
 from stapsdtd.query.outcomes import ALL_BITS
 from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, UNDECIDED, Operation, Program, Source, Test, in_order
 
@@ -77,32 +77,42 @@ def operations(expression: Expression) -> int:
 
 
 @lru_cache(maxsize=_KEPT)
-def compile_for(expression: Condition, site: Site) -> Program:
-    """Compile for one site's arguments. Raises ValueError with `why_not`'s reason if that is impossible.
+def _compiled(expression: Condition, arguments: tuple[Argument, ...]) -> Program | str:
+    """Return a program, or why there is none.
 
-    Programs are kept, since clauses with the same filter, and each stage of arming, ask for them.
-
-    Comparisons that an argument's size and sign decide (a uint32 is never negative) are decided here, not tested.
+    Kept, since clauses with the same filter, all sites with the same arguments, and each stage of arming ask for it.
     """
-    reason = _misfit(expression, site)
-    if reason is not None:
-        raise ValueError(reason)
-    emitter = Emitter(site)
+    if reason := _misfit(expression, arguments):
+        return reason
+    emitter = Emitter(arguments)
     program = in_order(emitter.tests, emitter.condition(expression, Exits(ACCEPT, REJECT, UNDECIDED)))
     limit = MAX_TESTS + MOST_STEPS * operations(expression)
     if len(program.tests) > limit:
-        raise ValueError(f"the expression needs {len(program.tests)} tests here; the limit is {limit}")
+        return f"the expression needs {len(program.tests)} tests here; the limit is {limit}"
     return program
 
 
-@lru_cache(maxsize=_KEPT)
+def compile_for(expression: Condition, site: Site) -> Program:
+    """Compile for one site's arguments. Raises ValueError with `why_not`'s reason if that is impossible.
+
+    Comparisons that an argument's size and sign decide (a uint32 is never negative) are decided here, not tested.
+    """
+    match _compiled(expression, site.arguments):
+        case Program() as program:
+            return program
+        case reason:
+            raise ValueError(reason)
+
+
 def why_not(expression: Condition, site: Site) -> str | None:
     """Return why hits of a site cannot be tested, for users; None if they can."""
-    try:
-        compile_for(expression, site)
-    except ValueError as error:
-        return str(error)
-    return None
+    return why_not_tested(expression, site.arguments)
+
+
+def why_not_tested(expression: Condition, arguments: tuple[Argument, ...]) -> str | None:
+    """As `why_not`, of sites with these arguments."""
+    found = _compiled(expression, arguments)
+    return found if isinstance(found, str) else None
 
 
 def compile_numbers(expressions: Sequence[Expression], site: Site, first_word: int) -> Program:
@@ -110,7 +120,7 @@ def compile_numbers(expressions: Sequence[Expression], site: Site, first_word: i
 
     It always ends with ACCEPT. The expressions are some of which `why_not_calculated` says nothing.
     """
-    emitter = Emitter(site, reads_all=True)
+    emitter = Emitter(site.arguments, reads_all=True)
     then = ACCEPT
     for word in range(first_word + len(expressions) - 1, first_word - 1, -1):
         missing = emitter.emit(
@@ -122,7 +132,7 @@ def compile_numbers(expressions: Sequence[Expression], site: Site, first_word: i
 
 def is_unsigned(expression: Expression, site: Site) -> bool:
     """Report whether an expression's number at a site is unsigned, rather than signed."""
-    return Emitter(site).is_unsigned(expression)
+    return Emitter(site.arguments).is_unsigned(expression)
 
 
 def why_not_calculated(expression: Expression, site: Site) -> str | None:
@@ -131,7 +141,7 @@ def why_not_calculated(expression: Expression, site: Site) -> str | None:
         return NOT_INTEGER
     if operations(expression) > MAX_OPERATIONS:
         return TOO_LONG
-    return why_not_at(expression, site) or _why_no_integers(expression, site)
+    return why_not_at(expression, site) or _why_no_integers(expression, site.arguments)
 
 
 def comparisons(expression: Expression) -> Iterator[Comparison]:
@@ -154,27 +164,27 @@ def _is_integer(expression: Expression) -> bool:
             return False
 
 
-def _misfit(expression: Condition, site: Site) -> str | None:
+def _misfit(expression: Condition, arguments: tuple[Argument, ...]) -> str | None:
     if not is_testable(expression):
         return NOT_INTEGER
     if operations(expression) > MAX_OPERATIONS:
         return TOO_LONG
     for comparison in comparisons(expression):
-        if reason := _misfit_of(comparison, site):
+        if reason := _misfit_of(comparison, arguments):
             return reason
-    return why_not_at(expression, site) or _why_no_integers(expression, site)
+    return why_not_of(expression, arguments) or _why_no_integers(expression, arguments)
 
 
-def _misfit_of(comparison: Comparison, site: Site) -> str | None:
+def _misfit_of(comparison: Comparison, arguments: tuple[Argument, ...]) -> str | None:
     match comparison.value:
         case Cgroup(level=level) if level > MAX_CGROUP_LEVEL:
             return f"cannot filter by a cgroup {level} levels deep; the limit is {MAX_CGROUP_LEVEL}"
     if not isinstance(comparison.subject, ArgumentValue):
         return None
     index = comparison.subject.index
-    if index >= len(site.arguments):
-        return f"it has {len(site.arguments)} arguments, so there is no arg{index} to filter by"
-    argument = site.arguments[index]
+    if index >= len(arguments):
+        return f"it has {len(arguments)} arguments, so there is no arg{index} to filter by"
+    argument = arguments[index]
     if isinstance(argument.operand, Unavailable):
         return f"cannot filter by arg{index}: {argument.operand.reason}"
     if argument.is_float:
@@ -184,9 +194,9 @@ def _misfit_of(comparison: Comparison, site: Site) -> str | None:
     return None
 
 
-def _why_no_integers(expression: Expression, site: Site) -> str | None:
+def _why_no_integers(expression: Expression, arguments: tuple[Argument, ...]) -> str | None:
     """Return which argument of an expression that can be evaluated at a site is no integer there."""
     for each in walk(expression):
-        if isinstance(each, ArgumentValue) and site.arguments[each.index].is_float:
-            return f"cannot filter by arg{each.index}: {site.arguments[each.index].text} is a floating-point number"
+        if isinstance(each, ArgumentValue) and arguments[each.index].is_float:
+            return f"cannot filter by arg{each.index}: {arguments[each.index].text} is a floating-point number"
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stapsdtd.model import Site
+from stapsdtd.model import Argument
 from stapsdtd.query.expression import (
     BITWISE,
     UNSIGNED,
@@ -75,9 +75,9 @@ class _Right(NamedTuple):
 
 
 class Emitter:
-    def __init__(self, site: Site, *, reads_all: bool = False) -> None:
+    def __init__(self, arguments: tuple[Argument, ...], *, reads_all: bool = False) -> None:
         """reads_all: a comparison whose outcome is known is unavailable nevertheless if its argument is."""
-        self._site = site
+        self._arguments = arguments
         self._reads_all = reads_all
         self.tests: list[Test] = []
 
@@ -136,7 +136,7 @@ class Emitter:
             case Literal(int(number)):
                 return number >= 1 << 63
             case ArgumentValue(index):
-                return not self._site.arguments[index].signed and self._site.arguments[index].size == 8
+                return not self._arguments[index].signed and self._arguments[index].size == 8
             case Calculation(how, left, right):
                 if how in _SHIFTS:
                     return self.is_unsigned(left)
@@ -195,7 +195,7 @@ class Emitter:
         mask = ALL_BITS if comparison.mask is None else comparison.mask
         match comparison.subject, comparison.value:
             case ArgumentValue(index), int(value):
-                is_signed = self._site.arguments[index].signed and comparison.mask is None
+                is_signed = self._arguments[index].signed and comparison.mask is None
                 relation = _SIGNED_RELATIONS.get(relation, relation) if is_signed else relation
             case Field() as field, int(value):
                 source = _SOURCES[field]
@@ -205,7 +205,7 @@ class Emitter:
                 source, index, value = _SOURCES[field], cgroup.level, cgroup.id
             case _:
                 raise TypeError(f"cannot compile {comparison}")
-        if (known := outcome(comparison, self._site)) is not None:
+        if (known := outcome(comparison, self._arguments)) is not None:
             if not self._reads_all:
                 return exits.of(known)
             exits = exits._replace(true=exits.of(known), false=exits.of(known))

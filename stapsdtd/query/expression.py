@@ -7,7 +7,7 @@ A condition is true or false, a value is a number, a string or bytes. Conditions
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -174,13 +174,25 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class And:
+class _Joined:
+    """Its hash is computed once: what is found out of a filter is kept by the filter, and asked for at each site."""
+
     operands: tuple[Condition, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.operands))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
-@dataclass(frozen=True, slots=True)
-class Or:
-    operands: tuple[Condition, ...]
+class And(_Joined):
+    __slots__ = ()
+
+
+class Or(_Joined):
+    __slots__ = ()
 
 
 Condition = Comparison | Compared | Matched | Not | And | Or | Conditional

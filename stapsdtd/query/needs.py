@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 
-from stapsdtd.model import BuiltIn, Capture, Site, Unavailable
+from stapsdtd.model import Argument, BuiltIn, Capture, Site, Unavailable
 from stapsdtd.query.expression import (
     INTEGERS_ONLY,
     STRING_FIELDS,
@@ -65,19 +66,19 @@ def needs(expression: Expression) -> tuple[Capture, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-def type_at(expression: Expression, site: Site) -> Type:
-    """Return an expression's type at a site. Raises MisfitError if it cannot be evaluated there."""
-    types = [type_at(part, site) for part in parts(expression)]
+def _type_of(expression: Expression, arguments: tuple[Argument, ...]) -> Type:
+    """Return an expression's type at sites with these arguments. Raises MisfitError if there is none."""
+    types = [_type_of(part, arguments) for part in parts(expression)]
     match expression:
         case ArgumentValue(index):
-            return _argument_type(index, site)
+            return _argument_type(index, arguments)
         case StringAt(ArgumentValue(index)):
-            _check_exists(index, site)
+            _check_exists(index, arguments)
             if Type.FLOAT in types:
                 raise MisfitError(f"the length of str(arg{index}, …) is a floating-point number here")
             return Type.STRING
         case BytesAt(ArgumentValue(index)):
-            _check_exists(index, site)
+            _check_exists(index, arguments)
             return Type.BYTES
         case Literal(value):
             return Type.STRING if isinstance(value, bytes) else Type.FLOAT if isinstance(value, float) else Type.INTEGER
@@ -99,22 +100,28 @@ def type_at(expression: Expression, site: Site) -> Type:
 
 def why_not_at(expression: Expression, site: Site) -> str | None:
     """Return why an expression cannot be evaluated at a site, for users; None if it can."""
+    return why_not_of(expression, site.arguments)
+
+
+@lru_cache(maxsize=1 << 10)
+def why_not_of(expression: Expression, arguments: tuple[Argument, ...]) -> str | None:
+    """As `why_not_at`, of a site with these arguments."""
     try:
-        type_at(expression, site)
+        _type_of(expression, arguments)
     except MisfitError as error:
         return str(error)
     return None
 
 
-def _check_exists(index: int, site: Site) -> None:
-    if index >= len(site.arguments):
-        count = "1 argument" if len(site.arguments) == 1 else f"{len(site.arguments)} arguments"
+def _check_exists(index: int, arguments: tuple[Argument, ...]) -> None:
+    if index >= len(arguments):
+        count = "1 argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
         raise MisfitError(f"it has {count}, so there is no arg{index}")
 
 
-def _argument_type(index: int, site: Site) -> Type:
-    _check_exists(index, site)
-    argument = site.arguments[index]
+def _argument_type(index: int, arguments: tuple[Argument, ...]) -> Type:
+    _check_exists(index, arguments)
+    argument = arguments[index]
     if isinstance(argument.operand, Unavailable):
         raise MisfitError(f"cannot evaluate arg{index}: {argument.operand.reason}")
     if argument.is_float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from stapsdtd.model import Argument, Constant, Site
+from stapsdtd.model import Argument, Constant
 from stapsdtd.query.expression import ArgumentValue, Comparison, Operator
 
 ALL_BITS = (1 << 64) - 1
@@ -16,11 +16,11 @@ _COMPARE: dict[Operator, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-def outcome(comparison: Comparison, site: Site) -> bool | None:
-    """Return what a comparison is at all hits of a site; None if it has to be tested."""
+def outcome(comparison: Comparison, arguments: tuple[Argument, ...]) -> bool | None:
+    """Return what a comparison is at all hits of a site with these arguments; None if it has to be tested."""
     match comparison.subject, comparison.value:
         case ArgumentValue(index), int(value):
-            return _outcome(comparison, value, *_range(site.arguments[index], comparison.mask))
+            return _outcome(comparison, value, *_range(arguments[index], comparison.mask))
         case _, int(value):
             mask = ALL_BITS if comparison.mask is None else comparison.mask
             return _outcome(comparison, value, 0, _FIELD_BITS & mask)

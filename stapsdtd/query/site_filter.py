@@ -6,17 +6,17 @@ tested        evaluated, for which events have str(arg1) behind what the client 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, SiteCapture
 from stapsdtd.query.at_site import at_site
-from stapsdtd.query.compile import untestable, why_not
+from stapsdtd.query.compile import untestable, why_not, why_not_tested
 from stapsdtd.query.expression import Condition, all_of, conjuncts
-from stapsdtd.query.needs import needs, why_not_at
+from stapsdtd.query.needs import needs, why_not_at, why_not_of
+from stapsdtd.runtime.slices import Turn
 
 WhyNotCaptured = Callable[[Capture, Argument | BuiltIn], str | None]
 """Returns why an engine cannot capture something; None if it can."""
@@ -41,20 +41,9 @@ class SiteFilter:
         condition = None if condition is None else at_site(condition, site)
         if condition is None:
             return cls(site, None, None, captures, len(captures))
-        whole, late = divided(condition)
-        kept, left = list[Condition](), list[Condition]()
-        for each in whole:
-            (kept if in_engine and each not in late and _is_tested(each, site) else left).append(each)
-        evaluated = all_of(tuple(left))
-        tested = condition if evaluated is None else all_of(tuple(kept))
-        more = () if evaluated is None else needs(evaluated)
-        return cls(
-            site,
-            tested,
-            evaluated,
-            captures + tuple(each for each in more if each not in captures),
-            len(captures),
-        )
+        tested, evaluated, more = _divided_at(condition, site.arguments, in_engine)
+        captured = captures + tuple(each for each in more if each not in captures)
+        return cls(site, tested, evaluated, captured, len(captures))
 
     @property
     def wanted(self) -> SiteCapture:
@@ -73,23 +62,25 @@ class SiteFilter:
         return None
 
 
-def evaluated_late(condition: Condition | None, sites: Iterable[Site]) -> dict[Condition, str]:
-    """Return which parts of a filter no engine tests, at least at one of the sites, and why."""
+def evaluated_late(condition: Condition | None, sites: Collection[Site]) -> Generator[None, None, dict[Condition, str]]:
+    """Return, in steps, which parts of a filter no engine tests, at least at one of the sites, and why."""
     if condition is None:
         return {}
-    at_sites = [(at_site(condition, site), site) for site in sites]
-    by_condition: defaultdict[Condition, list[Site]] = defaultdict(list)
-    for left, site in at_sites:
-        if left is not None:
-            by_condition[left].append(site)
-    reasons = {} if at_sites else dict(divided(condition)[1])
-    for left, of_left in by_condition.items():
-        whole, late = divided(left)
-        reasons |= late
-        for site in of_left:
+    reasons = {} if sites else dict(divided(condition)[1])
+    seen: set[tuple[Condition, tuple[Argument, ...]]] = set()
+    turn = Turn()
+    for site in sites:
+        left = at_site(condition, site)
+        if left is not None and (left, site.arguments) not in seen:
+            seen.add((left, site.arguments))
+            whole, late = divided(left)
+            reasons |= late
             for each in whole:
-                if each not in reasons and not _is_tested(each, site):
+                if each not in reasons and not _is_tested(each, site.arguments):
                     reasons[each] = why_not(each, site) or ""
+        if turn.is_over:
+            yield
+            turn.begin()
     return reasons
 
 
@@ -102,9 +93,28 @@ def divided(condition: Condition) -> tuple[tuple[Condition, ...], Mapping[Condit
     return whole, MappingProxyType(untestable(whole))
 
 
-def _is_tested(condition: Condition, site: Site) -> bool:
+@lru_cache(maxsize=1 << 8)
+def _divided_at(
+    condition: Condition,
+    arguments: tuple[Argument, ...],
+    in_engine: bool,
+) -> tuple[Condition | None, Condition | None, tuple[Capture, ...]]:
+    """Return what is tested and what is evaluated at sites with these arguments, and what has to be captured for that.
+
+    Kept, since a file may have thousands of such sites, and each stage of arming asks.
+    """
+    whole, late = divided(condition)
+    kept, left = list[Condition](), list[Condition]()
+    for each in whole:
+        (kept if in_engine and each not in late and _is_tested(each, arguments) else left).append(each)
+    evaluated = all_of(tuple(left))
+    tested = condition if evaluated is None else all_of(tuple(kept))
+    return tested, evaluated, () if evaluated is None else needs(evaluated)
+
+
+def _is_tested(condition: Condition, arguments: tuple[Argument, ...]) -> bool:
     """Report whether the engine tests a condition; also one that nobody can evaluate, so that it tells why."""
-    return why_not(condition, site) is None or why_not_at(condition, site) is not None
+    return why_not_tested(condition, arguments) is None or why_not_of(condition, arguments) is not None
 
 
 def why_not_at_hit(capture: Capture, site: Site, why_not_captured: WhyNotCaptured) -> str | None:

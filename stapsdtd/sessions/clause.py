@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -147,11 +147,11 @@ class Clause:
         """Return sites by their ids, without those that were forgotten."""
         return self.sites.known(site_ids)
 
-    def evaluated_late(self, sites: Iterable[Site]) -> dict[Condition, str]:
+    def evaluated_late(self, sites: Collection[Site]) -> Generator[None, None, dict[Condition, str]]:
         """Return which parts of the filter the engine tests neither of hits nor of the pairs that it makes, and why."""
-        sites = tuple(sites)
         of_pairs = self.spec.span.pair_predicate if self.spec.span else None
-        return evaluated_late(self.spec.predicate, sites) | evaluated_late(of_pairs, sites)
+        of_hits = yield from evaluated_late(self.spec.predicate, sites)
+        return of_hits | (yield from evaluated_late(of_pairs, sites))
 
     def added_late(self) -> dict[str, int]:
         """See `SiteIds.added_late`."""

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import cycle
 
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
@@ -17,6 +18,7 @@ _FILES, _PROBES = 4, 20_000
 _SITES = 5_000
 _SITES_OF_FILE = 30_000
 _SELECTORS = 256
+_COMPARISONS = 60
 _THREADS = 3
 
 _States = pb.SiteStatus.State
@@ -100,8 +102,12 @@ def _list_everything(arena: Arena) -> None:
     arena.in_threads(_THREADS, work)
 
 
-def _arm_sites(arena: Arena, request: pb.SubscribeRequest) -> None:
+def _arm_sites(arena: Arena, *requests: pb.SubscribeRequest) -> None:
+    """Take requests in turn."""
+    taken = cycle(requests)
+
     def work(stub: StapsdtServiceStub) -> None:
+        request = next(taken)
         answer = arena.call("subscribed", lambda: stub.Subscribe(request, timeout=arena.timeout))
         if answer is None:
             return
@@ -140,6 +146,15 @@ def _many_sites_of_file(arena: Arena) -> None:
     _arm_sites(arena, pb.SubscribeRequest(selectors=["many:*"], files=[str(path)]))
 
 
+def _many_sites_filtered(arena: Arena) -> None:
+    """The same with the longest of filters, which are tested, evaluated late, and different at each site."""
+    _map_sites(arena)
+    number = " && ".join(f"arg0 != {each}" for each in range(_COMPARISONS))
+    text = " && ".join(f'str(arg0) != "{each}"' for each in range(_COMPARISONS))
+    name = " || ".join(f'name == "p{each}"' for each in range(_COMPARISONS))
+    _arm_sites(arena, *(pb.SubscribeRequest(selectors=["many:*"], where=where) for where in (number, text, name)))
+
+
 def _escapes(arena: Arena) -> None:
     """Names of probes, files and requests that would steer a terminal."""
     elf = Elf(NOP * 100)
@@ -168,5 +183,6 @@ ATTACKS: Mapping[str, Callable[[Arena], None]] = {
     "many_sites": _many_sites,
     "many_sites_of_process": _many_sites_of_process,
     "many_sites_of_file": _many_sites_of_file,
+    "many_sites_filtered": _many_sites_filtered,
     "escapes": _escapes,
 }

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
 from stapsdtd.model import Argument, Capture, Site, SiteCapture, Unavailable
-from stapsdtd.query.compile import MAX_OPERATIONS, TOO_LONG, compile_for, operations
+from stapsdtd.query import compile as compile_module
+from stapsdtd.query.compile import MAX_OPERATIONS, TOO_LONG, operations
+from stapsdtd.query.emitter import Emitter
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from stapsdtd.query.site_filter import SiteFilter, evaluated_late
 from stapsdtd.query.text import text_of
+from stapsdtd.runtime.fair_thread import finish
 from tests.unit.samples import RDI, argument, captured, site
 
 FLOAT = Argument("8@%xmm0", 8, signed=True, is_float=True, operand=RDI)
@@ -26,6 +31,10 @@ def text(condition: Condition | None) -> str | None:
 
 def two(*captures: Capture) -> SiteCapture:
     return captured(site(arguments=[argument(), argument()]), *captures)
+
+
+def late_at(condition: Condition | None, sites: Sequence[Site]) -> dict[Condition, str]:
+    return finish(evaluated_late(condition, sites))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +66,7 @@ def test_what_engines_tested_before_they_test_as_it_is() -> None:
     assert SiteFilter.of(condition, two()).tested is condition
 
 
-def test_what_takes_too_many_operations_is_evaluated_late() -> None:
+def test_what_takes_too_many_operations_is_late_at() -> None:
     """Those of all parts count together, from left to right."""
     longest = where(f"{LONG} == 1")
     assert operations(longest) == MAX_OPERATIONS
@@ -65,7 +74,7 @@ def test_what_takes_too_many_operations_is_evaluated_late() -> None:
     whole = where(f"arg1 == 1 && {LONG} == 1 && arg0 < arg1 && pid == 7")
     found = SiteFilter.of(whole, two())
     assert (found.tested, text(found.evaluated)) == (where(f"arg1 == 1 && {LONG} == 1 && pid == 7"), "arg0 < arg1")
-    assert evaluated_late(whole, []) == {where("arg0 < arg1"): TOO_LONG}
+    assert late_at(whole, []) == {where("arg0 < arg1"): TOO_LONG}
 
 
 def test_captures_of_the_filter_follow_those_of_the_client() -> None:
@@ -81,15 +90,15 @@ def test_floating_point_arguments_are_evaluated_late_where_they_are() -> None:
     condition = where("arg0 > 1 && arg1 == 2")
     found = SiteFilter.of(condition, captured(float_site, Capture(1)))
     assert (text(found.tested), text(found.evaluated)) == ("arg1 == 2", "arg0 > 1")
-    assert evaluated_late(condition, [two().site]) == {}
-    assert evaluated_late(condition, [two().site, float_site]) == {
+    assert late_at(condition, [two().site]) == {}
+    assert late_at(condition, [two().site, float_site]) == {
         where("arg0 > 1"): "cannot filter by arg0: 8@%xmm0 is a floating-point number"
     }
 
 
 def test_what_is_evaluated_late_is_told_with_the_reason() -> None:
-    assert evaluated_late(None, []) == {}
-    assert evaluated_late(where("arg0 == 1 && cpu < arg1 * 0.5 && arg1 & arg0 && execname ~ 'a'"), []) == {
+    assert late_at(None, []) == {}
+    assert late_at(where("arg0 == 1 && cpu < arg1 * 0.5 && arg1 & arg0 && execname ~ 'a'"), []) == {
         where("cpu < arg1 * 0.5"): LATE, where("execname ~ 'a'"): LATE,
     }  # fmt: skip
 
@@ -117,14 +126,28 @@ def test_argument_that_nobody_can_read_is_left_to_the_engine() -> None:
     assert (text(found.tested), found.evaluated) == ("arg0 == 1", None)
 
 
-def test_a_filter_is_compiled_once_for_a_site() -> None:
-    compile_for.cache_clear()
-    whole, at = "arg0 + arg1 == 4711 && arg0 - arg1 == 4712 && str(arg1) == 'a'", two()
-    for _ in range(3):
+def test_a_filter_is_compiled_once_for_all_sites_with_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = list[tuple[Argument, ...]]()
+
+    def emitter(arguments: tuple[Argument, ...]) -> Emitter:
+        compiled.append(arguments)
+        return Emitter(arguments)
+
+    monkeypatch.setattr(compile_module, "Emitter", emitter)
+    whole = "arg0 + arg1 == 4711 && arg0 - arg1 == 4712 && str(arg1) == 'a'"
+    sites = [site(provider=f"p{number}", arguments=[argument(), argument()]) for number in range(3)]
+    for at in sites:
         # each clause has one of its own
-        assert SiteFilter.of(where(whole), at).evaluated == where("str(arg1) == 'a'")
-        assert list(evaluated_late(where(whole), [at.site])) == [where("str(arg1) == 'a'")]
-    assert compile_for.cache_info().misses == 2
+        assert SiteFilter.of(where(whole), captured(at)).evaluated == where("str(arg1) == 'a'")
+        assert list(late_at(where(whole), [at])) == [where("str(arg1) == 'a'")]
+    assert len(compiled) == 2
+
+
+def test_looking_for_what_is_evaluated_late_gives_way() -> None:
+    """Names are compared at each of the sites."""
+    sites = [site(provider=f"p{number}") for number in range(2_000)]
+    names = " || ".join(f"provider == 'q{number}'" for number in range(60))
+    assert len(list(evaluated_late(where(names), sites))) > 10
 
 
 def test_what_is_kept_of_a_filter_is_not_another_ones() -> None:
