@@ -14,7 +14,7 @@ read from the process's memory leaves the hit undecided, as a division by 0 does
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 ACCEPT = 0xFFFF
@@ -124,10 +124,20 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """start: the first test, ACCEPT or REJECT."""
+    """start: the first test, ACCEPT or REJECT.
+
+    Its hash is computed once, since a plan is made for each of thousands of sites that have the same program.
+    """
 
     tests: tuple[Test, ...]
     start: int = 0
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.tests, self.start)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def arguments(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, LINK_BITS, PACKED_TEST
 from stapsdtd.functions.chain import Link, LinkKind
@@ -79,6 +80,14 @@ def encode_filters(filters: Sequence[tuple[int, Filter]], operand_indexes: Mappi
 
     operand_indexes: of arguments' operands among the plan's, by argument index.
     """
+    read = {index for _, site_filter in filters for index in site_filter.arguments}
+    return _encoded(tuple(filters), tuple((index, operand_indexes[index]) for index in sorted(read)))
+
+
+@lru_cache(maxsize=1 << 8)
+def _encoded(filters: tuple[tuple[int, Filter], ...], indexes: tuple[tuple[int, int], ...]) -> bytes:
+    """Kept, since thousands of sites have the same filters."""
+    operand_indexes = dict(indexes)
     rows = b""
     for position, (bit, site_filter) in enumerate(filters):
         first = len(rows) // PACKED_TEST.size
