@@ -93,6 +93,10 @@ class Aggregation:
     interval_ms: int = 0
 
     @property
+    def needs_value(self) -> bool:
+        return any(function is not Function.COUNT for function in self.functions)
+
+    @property
     def captures(self) -> tuple[Capture, ...]:
         """What has to be captured for the columns, each once."""
         each = ((column,) if isinstance(column, Capture) else column.captures for column in self.columns)

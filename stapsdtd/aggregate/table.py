@@ -19,8 +19,8 @@ _MAX_KEPT = 256
 class Snapshot:
     """The rows of an interval, or since the beginning.
 
-    number: counts from 1. begin_ns, end_ns: of what it covers, CLOCK_MONOTONIC. hits: in this and all before it.
-    is_final: nothing comes after it.
+    number: counts from 1. begin_ns, end_ns: of what it covers, CLOCK_MONOTONIC. hits: in this and all before it;
+    valueless: those that have no value, though functions need one. is_final: nothing comes after it.
     """
 
     number: int
@@ -28,6 +28,7 @@ class Snapshot:
     end_ns: int
     rows: Mapping[Key, Row]
     hits: int = 0
+    valueless: int = 0
     is_final: bool = False
 
 
@@ -45,7 +46,7 @@ class Table:
         self._rows: dict[Key, Row] = {}
         # those of the rows that no snapshot has: others are copied before they change
         self._own: set[Key] = set()
-        self._hits = 0
+        self._hits = self._valueless = 0
         self._begin_ns = now_ns
         self._kept: deque[tuple[Snapshot, int]] = deque([(Snapshot(0, now_ns, now_ns, {}), 0)], _MAX_KEPT)
 
@@ -53,6 +54,11 @@ class Table:
     def hits(self) -> int:
         """The number of hits in all rows so far."""
         return self._hits
+
+    @property
+    def valueless(self) -> int:
+        """Of these, how many have no value, though functions need one."""
+        return self._valueless
 
     def add(self, rows: Mapping[Key, Row]) -> int:
         """Add what hits add up to. Return how many had no room, since their key or bucket is new and the table full."""
@@ -67,6 +73,8 @@ class Table:
                     continue
                 self._bytes += more
                 self._hits += row.count
+                if self._aggregation.needs_value:
+                    self._valueless += row.count - row.values
                 if known is None:
                     self._rows[key] = row
                 elif key in self._own:
@@ -88,7 +96,7 @@ class Table:
                 rows, begin_ns = self._rows, last.end_ns
                 self._rows, self._bytes = {}, 0
             self._own = set()
-            snapshot = Snapshot(last.number + 1, begin_ns, now_ns, rows, self._hits, is_final)
+            snapshot = Snapshot(last.number + 1, begin_ns, now_ns, rows, self._hits, self._valueless, is_final)
             self._kept.append((snapshot, _ROW_BYTES + nbytes))
             # never empty, for those who ask for the last one meanwhile
             while len(self._kept) > 1 and (is_cumulative or sum(size for _, size in self._kept) > self._max_bytes):

@@ -93,6 +93,7 @@ def account(account: Account) -> pb.Account:
         lost_missed=account.lost_missed,
         lost_filter=account.lost_filter,
         undecided=account.undecided,
+        valueless=account.valueless,
         in_flight=account.in_flight,
         sites=account.sites,
         spans=pb.SpanAccount(

@@ -43,7 +43,8 @@ class Summary:
     if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
     that one of them took, since the server noticed it. open: the spans that had no end at the end.
     is_exact: whether the server gave an account; otherwise it is unknown what else fired. refusals: the reasons why
-    sites are refused, the most frequent first, with how many. undecided: of those filtered; see `Account`.
+    sites are refused, the most frequent first, with how many. undecided: of those filtered, and
+    valueless: of those aggregated; see `Account`.
     """
 
     delivered: int
@@ -62,6 +63,7 @@ class Summary:
     is_exact: bool = True
     refusals: tuple[tuple[str, int], ...] = ()
     undecided: int = 0
+    valueless: int = 0
 
     @property
     def outcome(self) -> str:
@@ -98,6 +100,8 @@ class Summary:
             record["account"] = "unknown"
         if self.undecided:
             record["undecided"] = self.undecided
+        if self.valueless:
+            record["valueless"] = self.valueless
         if self.spans:
             record["spans"] = asdict(self.spans)
         if self.lost:
@@ -220,6 +224,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
         delivered=shown,
         filtered=account.filtered,
         undecided=account.undecided,
+        valueless=account.valueless,
         lost_by_stage={
             "kernel_buffer": account.lost_kernel_buffer,
             "queue": account.lost_queue,

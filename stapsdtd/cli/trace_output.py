@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
 
 _SECONDS_BETWEEN_LOSSES = 1.0
+_UNDECIDED = "divides by 0, or needs what could not be read"
 
 
 class Output(Protocol):
@@ -232,10 +233,12 @@ def format_summary(summary: Summary) -> str:
         return (
             f"{plural(summary.delivered, what)} received{lost}; what else fired is unknown: the server gave no account"
         )
-    filtered = f"{summary.filtered} filtered"
+    told, filtered = f"{plural(summary.delivered, what)} {summary.outcome}", f"{summary.filtered} filtered"
+    if summary.valueless:
+        told += f" ({summary.valueless} without VALUE, which {_UNDECIDED})"
     if summary.undecided:
-        filtered += f" ({summary.undecided} since --where divides by 0, or needs what could not be read)"
-    parts = [f"{plural(summary.delivered, what)} {summary.outcome}", filtered]
+        filtered += f" ({summary.undecided} since --where {_UNDECIDED})"
+    parts = [told, filtered]
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread (fired after the last one shown)")

@@ -194,6 +194,7 @@ def account(message: pb.Account) -> server.Account:
         lost_missed=message.lost_missed,
         lost_filter=message.lost_filter,
         undecided=message.undecided,
+        valueless=message.valueless,
         spans=server.SpanAccount(
             starts=message.spans.starts,
             paired=message.spans.paired,

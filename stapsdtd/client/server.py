@@ -143,7 +143,8 @@ class Account:
     spans.unmatched.
 
     aggregated: counted in rows of an aggregation. sites: how many are, or were, armed. undecided: how many of those
-    filtered could not be decided, since the filter divides by 0, or needs what could not be read.
+    filtered could not be decided, since the filter divides by 0, or needs what could not be read. valueless: how many
+    of those aggregated have no value, for the same reasons.
     """
 
     fired: int
@@ -160,6 +161,7 @@ class Account:
     lost_missed: int = 0
     lost_filter: int = 0
     undecided: int = 0
+    valueless: int = 0
     spans: SpanAccount = _NO_SPANS
 
     @property

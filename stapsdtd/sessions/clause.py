@@ -163,4 +163,4 @@ class Clause:
 
     def account(self, snapshot: Snapshot | None = None) -> Account:
         """As of now, or of a snapshot that was taken now; see `EventSink.account`."""
-        return self.sink.account(self.sites.armed, None if snapshot is None else snapshot.hits)
+        return self.sink.account(self.sites.armed, snapshot)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stapsdtd.aggregate.aggregation import Key, Row
+from stapsdtd.aggregate.table import Snapshot
 from stapsdtd.capture.engine import LossStage, ManyRows
 from stapsdtd.events.batch import EventBatch, join
 from stapsdtd.runtime.futures import finished
@@ -40,7 +41,7 @@ class Account:
     lost_table_full + lost_missed + lost_filter + in_flight + spans.consumed.
 
     undecided: of those filtered, how many there was no telling of, since the filter needs what could not be read, or
-    divides by 0.
+    divides by 0. valueless: of those aggregated, how many have no value, for the same reasons.
     """
 
     delivered: int = 0
@@ -54,6 +55,7 @@ class Account:
     lost_missed: int = 0
     lost_filter: int = 0
     undecided: int = 0
+    valueless: int = 0
     in_flight: int = 0
     sites: int = 0
     spans: SpanCounts = _NO_SPANS
@@ -71,6 +73,7 @@ class Account:
             lost_missed=self.lost_missed + other.lost_missed,
             lost_filter=self.lost_filter + other.lost_filter,
             undecided=self.undecided + other.undecided,
+            valueless=self.valueless + other.valueless,
             in_flight=self.in_flight + other.in_flight,
             sites=self.sites + other.sites,
             spans=self.spans + other.spans,
@@ -295,13 +298,13 @@ class EventSink:
         in_log = self._log.counts().lost
         return {**self._lost, LossStage.QUEUE: self._lost[LossStage.QUEUE] + in_log}
 
-    def account(self, sites: int, aggregated: int | None = None) -> Account:
+    def account(self, sites: int, snapshot: Snapshot | None = None) -> Account:
         """Return the account as of now. Events in the kernel are included as of the last report of the engine.
 
-        aggregated: how many are in rows, if not as of now.
+        snapshot: what is in rows, if not as of now.
         """
-        if aggregated is None:
-            aggregated = self._aggregator.table.hits if self._aggregator else 0
+        rows = snapshot or (self._aggregator.table if self._aggregator else None)
+        aggregated, valueless = (rows.hits, rows.valueless) if rows else (0, 0)
         counts = self._log.counts()
         spans = self._spans.settled()
         undecided = self._undecided + sum(each.undecided for each in [*self._conditions, *self._pair_conditions])
@@ -319,6 +322,7 @@ class EventSink:
             lost_missed=self._lost[LossStage.MISSED],
             lost_filter=self._lost[LossStage.FILTER],
             undecided=undecided,
+            valueless=valueless,
             in_flight=counts.pending + max(self._fired - accounted, 0),
             sites=sites,
             spans=spans,

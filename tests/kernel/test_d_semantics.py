@@ -34,8 +34,8 @@ def test_clauses_of_one_hit_share_their_variables(daemon: Daemon, ticker_program
 @pytest.mark.parametrize(
     ("program", "output"),
     [
-        # DTrace runs the rest of the clause, too
-        ("BEGIN { exit(5); trace(1); } BEGIN { trace(2); } TICK { trace(3); } END { trace(4); }", ["14"]),
+        ("BEGIN { exit(5); trace(1); } BEGIN { trace(2); } TICK { trace(3); } END { trace(4); }", ["4"]),
+        ("BEGIN { exit(5); } END { exit(5); trace(1); } END { trace(2); }", ["2"]),
         ("BEGIN { exit(5); } TICK { @ = count(); }", []),
         ("TICK { @ = count(); } TICK /arg0 == 2/ { exit(5); } TICK { @behind = count(); }", ["3", "2"]),
         ("tick-50ms { exit(5); } tick-50ms { trace(1); } END { trace(2); } END { trace(3); }", ["23"]),

@@ -169,6 +169,28 @@ def test_a_summary_tells_of_divisions_by_0(daemon: Daemon, ticker_program: Path)
     assert json.loads((done.stdout + done.stderr).splitlines()[-1])["undecided"] == 1
 
 
+@pytest.mark.parametrize("command", ["stats", "hist"])
+@pytest.mark.parametrize(
+    ("value", "valueless"),
+    [
+        ("12 / arg0", 1),
+        ("12 % (arg0 & 1)", 3),
+        ("arg0 ? 12 / arg0 : 0", 0),
+        # computed by the server
+        ('str(arg2) == "tick" ? 12 / arg0 : 0', 1),
+    ],
+)
+def test_a_summary_tells_of_values_that_divide_by_0(
+    daemon: Daemon, ticker_program: Path, command: str, value: str, valueless: int
+) -> None:
+    arguments = (command, f"{TICKER}:tick", value)
+    done = stapsdt(daemon.target, *arguments, "--", str(ticker_program), "6")
+    told = f" ({valueless} without VALUE, which divides by 0, or needs what could not be read)" if valueless else ""
+    assert f"6 events aggregated{told}, 0 filtered" in done.stderr
+    done = stapsdt(daemon.target, *arguments, "--json", "--", str(ticker_program), "6")
+    assert json.loads((done.stdout + done.stderr).splitlines()[-1]).get("valueless", 0) == valueless
+
+
 def test_nothing_is_lost_or_counted_twice_in_a_flood(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Recorder(
         daemon.target, of(ticker_program, "tick(arg0)"), where="(arg0 & 7) == 5", kernel_buffer_kib=16384

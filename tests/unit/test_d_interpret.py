@@ -130,10 +130,14 @@ def test_clause_variables_live_through_the_clauses_of_one_hit() -> None:
     assert Ran(program, HIT, replace(HIT, arguments={0: -4}), HIT).text == "06,010,06,"
 
 
-def test_nothing_runs_behind_exit_but_the_rest_of_its_clause() -> None:
-    ran = Ran("a:::b { trace(1); } a:::b { exit(3); trace(2); } a:::b { trace(3); }", HIT, HIT)
-    assert ran.text == "12"
+@pytest.mark.parametrize(
+    "leaving", ["exit(3); trace(2);", "if (arg0) { exit(3); trace(2); } trace(2);", "exit(3); exit(4); @ = count();"]
+)
+def test_nothing_runs_behind_exit(leaving: str) -> None:
+    ran = Ran(f"a:::b {{ trace(1); }} a:::b {{ {leaving} }} a:::b {{ trace(3); }}", HIT, HIT)
+    assert ran.text == "1"
     assert ran.program.exit_status == 3
+    assert not any(aggregation.rows for aggregation in ran.program.aggregations.values())
 
 
 def test_zero_frees_an_element() -> None:
@@ -209,7 +213,7 @@ def test_aggregations_are_changed_and_printed() -> None:
 
 def test_exit() -> None:
     ran = Ran("a:::b { exit(300); trace(1); }")
-    assert (ran.program.exit_status, ran.text) == (44, "1")
+    assert (ran.program.exit_status, ran.text) == (44, "")
 
 
 def test_a_line_begins_before_a_clause_prints() -> None:

@@ -93,9 +93,7 @@ class Recipe:
             raise NotEncodableError(reason)
         maker = _Maker(site, architecture, pair, first_word)
         parts = tuple(maker.part(key) for key in aggregation.keys)
-        is_signed = (
-            None if aggregation.value is None or not _needs_value(aggregation) else maker.value(aggregation.value)
-        )
+        is_signed = None if aggregation.value is None or not aggregation.needs_value else maker.value(aggregation.value)
         has_site = not SITE_FIELDS.isdisjoint(aggregation.keys)
         key_layout = KeyLayout(site_id if has_site else 0, parts, is_signed)
         return cls(aggregation, key_layout, tuple(maker.operands), maker.program(), maker.words)
@@ -233,10 +231,6 @@ def _words(key: KeySource | Computed) -> int:
 def _text_words(limit: int) -> int:
     """Return how many words a string takes, with its NUL."""
     return (limit + 8) // 8
-
-
-def _needs_value(aggregation: Aggregation) -> bool:
-    return any(function is not Function.COUNT for function in aggregation.functions)
 
 
 def _why_not(aggregation: Aggregation) -> str | None:

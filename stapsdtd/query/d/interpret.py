@@ -11,7 +11,7 @@ from stapsdtd.query.d.aggregations import MAX_ROWS, Aggregation
 from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.evaluate import Compiler, Evaluate
 from stapsdtd.query.d.functions import ACTIONS
-from stapsdtd.query.d.machine import Fault, Frame, Hit, Variables
+from stapsdtd.query.d.machine import Exit, Fault, Frame, Hit, Variables
 from stapsdtd.query.d.nodes import Aggregation as AggregationNode
 from stapsdtd.query.d.nodes import Assignment, Branch, Call, Clause, Statement
 from stapsdtd.query.d.print_aggregations import Sorting, printed, remaining
@@ -54,9 +54,9 @@ class Program:
         self._clauses = {id(clause): builder.clause(clause) for clause in self.checked.program.clauses}
 
     def run(self, clauses: Iterable[Clause], hit: Hit, *, is_end: bool = False) -> bool:
-        """Run all clauses of one hit, which share its this-> variables, until one has called exit().
+        """Run all clauses of one hit, which share its this-> variables, until one calls exit(), which ends its clause.
 
-        is_end: run those behind it, too. Return whether exit() was called; no hit is to be given then but END's.
+        is_end: run the other clauses all the same. Return whether exit() was called: then give no hit but END's.
         """
         frame = Frame(hit, self.variables, self.aggregations)
         self.variables.of_hit.clear()
@@ -78,6 +78,8 @@ class Program:
                 step(frame)
         except Fault as fault:
             self.tell_fault(hit, str(fault))
+        except Exit:
+            frame.has_exited = True
         if has_begun:
             self.records.end()
 
@@ -154,7 +156,7 @@ class _Builder:
 
                 def leave(frame: Frame) -> None:
                     program.exit_status = status(frame) & 0xFF
-                    frame.has_exited = True
+                    raise Exit
 
                 return leave
             case _:

@@ -27,6 +27,10 @@ class Fault(Exception):  # noqa: N818 - DTrace's own word
     """Why a clause ended before its end. The next one runs all the same."""
 
 
+class Exit(Exception):  # noqa: N818 - no error
+    """The program has called exit(): its clause ends here."""
+
+
 # frozen, it would take three times as long to make
 @dataclass(slots=True)
 class Hit:
