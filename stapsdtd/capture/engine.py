@@ -62,11 +62,10 @@ class Sink(Protocol):
     def fired(self, count: int) -> None:
         """Count more hits, by the count of the kernel. Each is also delivered, filtered or lost, before or after."""
 
-    def filtered(self, count: int) -> None:
-        """Count more hits that were outside the scope or did not satisfy the predicate."""
-
-    def undecided(self, count: int) -> None:
-        """Count more hits, of those in filtered(), whose predicate needs what cannot be read, or divides by 0."""
+    def filtered(self, count: int, undecided: int = 0) -> None:
+        """Count more hits that were outside the scope or did not satisfy the predicate. undecided: how many of them,
+        since it needs what cannot be read, or divides by 0.
+        """
 
     def lost(self, stage: LossStage, count: int) -> None:
         """Count more hits whose events will not be delivered."""

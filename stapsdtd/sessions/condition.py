@@ -21,14 +21,10 @@ KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 
 
 class ConditionFilter:
-    """Leaves out events that do not satisfy a condition, and takes off what was captured for that alone.
-
-    undecided: how many were left out so far since the condition needs what could not be read, or divides by 0.
-    """
+    """Leaves out events that do not satisfy a condition, and takes off what was captured for that alone."""
 
     def __init__(self, filter_at: Callable[[SiteCapture], SiteFilter], known_sites: KnownSites) -> None:
         """filter_at: returns the whole filter at a site; what the engine tests of it is not evaluated again."""
-        self.undecided = 0
         self._filter_at = filter_at
         self._known_sites = known_sites
         self._filters: dict[int, tuple[SiteFilter, str]] = {}
@@ -37,20 +33,24 @@ class ConditionFilter:
         """Report whether something is to be evaluated of a batch's events."""
         return any(each.evaluated is not None for each, _ in self._filters_of(batch.site_ids()).values())
 
-    def rest(self, batch: EventBatch) -> EventBatch:
+    def rest(self, batch: EventBatch) -> tuple[EventBatch, int]:
+        """Return the events that are left, and how many of the others are undecided."""
         if not self.evaluates(batch):
-            return batch
+            return batch, 0
         filters = self._filters_of(batch.site_ids())
         tables = [
             ValueTable(events.tables[0].columns[: filters[site_id][0].width], positions)
             for site_id, positions, events in batch.by_site()
         ]
-        return replace(batch, tables=unite(tables)).take(np.flatnonzero(self.satisfied(batch)))
+        satisfied, undecided = self.judge(batch)
+        return replace(batch, tables=unite(tables)).take(np.flatnonzero(satisfied)), int(np.count_nonzero(undecided))
 
-    def satisfied(self, batch: EventBatch) -> Bools:
-        """Report for each event whether it satisfies the condition."""
+    def judge(self, batch: EventBatch) -> tuple[Bools, Bools]:
+        """Report for each event whether it satisfies the condition, and whether it does not since that is undecided: it
+        needs what could not be read, or divides by 0.
+        """
         filters = self._filters_of(batch.site_ids())
-        satisfied = np.ones(len(batch), np.bool_)
+        satisfied, undecided = np.ones(len(batch), np.bool_), np.zeros(len(batch), np.bool_)
         for site_id, positions, events in batch.by_site():
             site_filter, path = filters[site_id]
             if site_filter.evaluated is not None:
@@ -58,8 +58,8 @@ class ConditionFilter:
                 truth = truth_of(site_filter.evaluated, of_site)
                 satisfied[positions] = truth.known
                 if truth.unavailable is not None:
-                    self.undecided += int(np.count_nonzero(truth.unavailable))
-        return satisfied
+                    undecided[positions] = truth.unavailable
+        return satisfied, undecided
 
     def _filters_of(self, site_ids: list[int]) -> dict[int, tuple[SiteFilter, str]]:
         new = [site_id for site_id in site_ids if site_id not in self._filters]

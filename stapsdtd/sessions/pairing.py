@@ -42,17 +42,12 @@ class Pairing:
         self._max_looks = max_looks
         self._looked_at = 0
 
-    @property
-    def undecided(self) -> int:
-        """Return of how many starts there was no telling whether their pairs are wanted."""
-        return self._starts.undecided if self._starts else 0
-
     def add(self, batch: EventBatch) -> Paired:
         """Take hits, in the order of time. Return pairs."""
         known = self._known_sites(batch.site_ids())
-        wanted = self._starts.satisfied(batch) if self._starts else None
+        wanted = self._starts.judge(batch) if self._starts else (None, None)
         sites = {site_id: self._of_pairs(site.capture) for site_id, site in known.items()}
-        return self._pairer.add(batch, sites, wanted)
+        return self._pairer.add(batch, sites, *wanted)
 
     def ended_threads(self) -> frozenset[Thread]:
         """Return threads that have ended although spans wait for them. Hits of theirs may still be on their way.

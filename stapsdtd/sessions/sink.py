@@ -129,10 +129,9 @@ class EventSink:
         self._on_loss = on_loss
         self._aggregator = aggregator
         self._condition = condition
-        self._conditions = [condition] if condition else []
         self._pairing = pairing
         self._computer = computer
-        self._pair_conditions = [pair_condition] if pair_condition else []
+        self._pair_condition = pair_condition
         self._hit = hit
         self._spans = _NO_SPANS
         self._admission = Admission()
@@ -147,7 +146,7 @@ class EventSink:
         """Count each event once: as filtered, as lost, or by the log, which takes all that it is given or none."""
         rest = len(batch)
         try:
-            batch = self._filter(batch, self._filters)
+            batch = self._in_scope(batch)
             rest = len(batch)
             self._hit(batch.site_ids)
             batch = self._within_quota(batch)
@@ -174,11 +173,11 @@ class EventSink:
         """Do with events what engines do not. Return those for the log, None if there are none."""
         rest = len(batch)
         try:
-            batch = self._filter(batch, self._conditions)
+            batch = self._satisfying(batch, self._condition)
             rest = len(batch)
             batch = self._paired(batch)
             rest = len(batch)
-            batch = self._filter(batch, self._pair_conditions)
+            batch = self._satisfying(batch, self._pair_condition)
             rest = len(batch)
             if not rest:
                 return None
@@ -217,12 +216,20 @@ class EventSink:
         """Return a future that is done, in any thread, when all events that were delivered so far were evaluated."""
         return finished() if self._backlog is None else self._backlog.settled()
 
-    def _filter(self, batch: EventBatch, filters: Sequence[EventFilter]) -> EventBatch:
-        """Return the events that all of some filters leave, and count the others."""
+    def _in_scope(self, batch: EventBatch) -> EventBatch:
+        """Return the events that all filters leave, and count the others."""
         kept = batch
-        for event_filter in filters if len(batch) else ():
+        for event_filter in self._filters if len(batch) else ():
             kept = event_filter.rest(kept)
         self.filtered(len(batch) - len(kept))
+        return kept
+
+    def _satisfying(self, batch: EventBatch, condition: ConditionFilter | None) -> EventBatch:
+        """Return the events that satisfy a condition, and count the others."""
+        if condition is None or not len(batch):
+            return batch
+        kept, undecided = condition.rest(batch)
+        self.filtered(len(batch) - len(kept), undecided)
         return kept
 
     def _paired(self, batch: EventBatch) -> EventBatch:
@@ -230,7 +237,7 @@ class EventSink:
             return batch
         paired = self._pairing.add(batch)
         self.spanned(paired.counts)
-        self.filtered(paired.unwanted)
+        self.filtered(paired.unwanted, paired.undecided)
         if paired.unread:
             self.lost(LossStage.DECODE, paired.unread)
         return paired.pairs
@@ -276,13 +283,10 @@ class EventSink:
     def fired(self, count: int) -> None:
         self._fired += count
 
-    def filtered(self, count: int) -> None:
+    def filtered(self, count: int, undecided: int = 0) -> None:
         with self._lock:
             self._filtered += count
-
-    def undecided(self, count: int) -> None:
-        with self._lock:
-            self._undecided += count
+            self._undecided += undecided
 
     def lost(self, stage: LossStage, count: int) -> None:
         with self._lock:
@@ -307,13 +311,13 @@ class EventSink:
         aggregated, valueless = (rows.hits, rows.valueless) if rows else (0, 0)
         counts = self._log.counts()
         spans = self._spans.settled()
-        undecided = self._undecided + sum(each.undecided for each in [*self._conditions, *self._pair_conditions])
-        undecided += self._pairing.undecided if self._pairing else 0
-        accounted = counts.received + aggregated + self._filtered + sum(self._lost.values()) + spans.consumed
+        with self._lock:
+            filtered, undecided = self._filtered, self._undecided
+        accounted = counts.received + aggregated + filtered + sum(self._lost.values()) + spans.consumed
         return Account(
             delivered=counts.delivered,
             aggregated=aggregated,
-            filtered=self._filtered,
+            filtered=filtered,
             lost_kernel_buffer=self._lost[LossStage.KERNEL_BUFFER],
             lost_queue=counts.lost + self._lost[LossStage.QUEUE],
             lost_decode=self._lost[LossStage.DECODE],

@@ -26,8 +26,8 @@ _START_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """values: those of `Span.start_captures`. layout: of the columns that they were in. is_wanted: whether its pair is.
-    nbytes: of memory, about.
+    """values: those of `Span.start_captures`. layout: of the columns that they were in. is_wanted: whether its pair is;
+    is_undecided: there was no telling. nbytes: of memory, about.
     """
 
     time_ns: int
@@ -35,6 +35,7 @@ class _Start:
     values: _Values
     layout: tuple[str, ...]
     is_wanted: bool
+    is_undecided: bool
 
     @property
     def nbytes(self) -> int:
@@ -44,13 +45,14 @@ class _Start:
 @dataclass(frozen=True, slots=True)
 class Paired:
     """pairs: events of the ends. unread: hits whose key, or site, is unknown. unwanted: how many pairs were left out
-    because of their starts; in counts they are paired.
+    because of their starts; in counts they are paired. undecided: of how many of these there was no telling.
     """
 
     pairs: EventBatch
     counts: SpanCounts
     unread: int
     unwanted: int
+    undecided: int
 
 
 class Pairer:
@@ -66,16 +68,27 @@ class Pairer:
         self._unkept: dict[_Values, int] = {}
         """How many starts began within the last one that waits, and are not kept: as many ends are theirs."""
 
-    def add(self, batch: EventBatch, sites: Mapping[int, SiteCapture], wanted: Bools | None = None) -> Paired:
+    def add(
+        self,
+        batch: EventBatch,
+        sites: Mapping[int, SiteCapture],
+        wanted: Bools | None = None,
+        undecided: Bools | None = None,
+    ) -> Paired:
         """Take hits, in the order of time, whose values are those of `Span.at_hit`.
 
-        sites: by id. wanted: of starts, whether their pairs are; None if all are.
+        sites: by id. wanted: of starts, whether their pairs are; None if all are. undecided: which of the others are
+        not since there was no telling; None if none.
         """
-        keys, starts = self._hits(batch, sites, np.ones(len(batch), np.bool_) if wanted is None else wanted)
+        if wanted is None:
+            wanted = np.ones(len(batch), np.bool_)
+        if undecided is None:
+            undecided = np.zeros(len(batch), np.bool_)
+        keys, starts = self._hits(batch, sites, wanted, undecided)
         counts: Counter[str] = Counter()
         ends: list[int] = []
         their_starts: list[_Start] = []
-        unwanted = 0
+        left_out: list[_Start] = []
         times = batch.time_ns.tolist()
         with self._lock:
             for row, (key, start) in enumerate(zip(keys, starts, strict=True)):
@@ -85,12 +98,13 @@ class Pairer:
                     self._begin(key, start, counts)
                 elif found := self._end(key, times[row], counts):
                     if not found.is_wanted:
-                        unwanted += 1
+                        left_out.append(found)
                         continue
                     ends.append(row)
                     their_starts.append(found)
         pairs = self._pairs(batch.take(np.array(ends, np.intp)), their_starts, sites)
-        return Paired(pairs, SpanCounts(**counts), keys.count(None), unwanted)
+        not_told = sum(start.is_undecided for start in left_out)
+        return Paired(pairs, SpanCounts(**counts), keys.count(None), len(left_out), not_told)
 
     def _begin(self, key: _Values, start: _Start, counts: Counter[str]) -> None:
         counts["starts"] += 1
@@ -193,7 +207,7 @@ class Pairer:
         return removed
 
     def _hits(
-        self, batch: EventBatch, sites: Mapping[int, SiteCapture], wanted: Bools
+        self, batch: EventBatch, sites: Mapping[int, SiteCapture], wanted: Bools, undecided: Bools
     ) -> tuple[list[_Values | None], list[_Start | None]]:
         """Return each event's key, None if it is unknown, and what is to be kept of it, None if it is an end."""
         keys: list[_Values | None] = [None] * len(batch)
@@ -209,18 +223,24 @@ class Pairer:
             ):
                 keys[row] = None if None in key else key
             if site.is_start:
-                for row, start in zip(rows, self._starts(events, columns, wanted[positions]), strict=True):
+                of_site = self._starts(events, columns, wanted[positions], undecided[positions])
+                for row, start in zip(rows, of_site, strict=True):
                     starts[row] = start
         return keys, starts
 
-    def _starts(self, events: EventBatch, columns: Mapping[Capture, ValueColumn], wanted: Bools) -> list[_Start]:
+    def _starts(
+        self, events: EventBatch, columns: Mapping[Capture, ValueColumn], wanted: Bools, undecided: Bools
+    ) -> list[_Start]:
         kept = [columns[capture] for capture in self._span.start_captures]
         layout = tuple(column.layout for column in kept)
         values = zip(*map(values_of, kept), strict=True) if kept else [()] * len(events)
-        times, pids, tids = events.time_ns.tolist(), events.pid.tolist(), events.tid.tolist()
+        threads = map(Thread, events.pid.tolist(), events.tid.tolist())
+        judged = wanted.tolist(), undecided.tolist()
         return [
-            _Start(time_ns, Thread(pid, tid), of_start, layout, is_wanted)
-            for time_ns, pid, tid, of_start, is_wanted in zip(times, pids, tids, values, wanted.tolist(), strict=True)
+            _Start(time_ns, thread, of_start, layout, is_wanted, is_undecided)
+            for time_ns, thread, of_start, is_wanted, is_undecided in zip(
+                events.time_ns.tolist(), threads, values, *judged, strict=True
+            )
         ]
 
     def _pairs(self, ends: EventBatch, starts: Sequence[_Start], sites: Mapping[int, SiteCapture]) -> EventBatch:

@@ -48,11 +48,9 @@ class CountingSink:
     def fired(self, count: int) -> None:
         self.fired_count += count
 
-    def filtered(self, count: int) -> None:
+    def filtered(self, count: int, undecided: int = 0) -> None:
+        del undecided
         self.filtered_count += count
-
-    def undecided(self, count: int) -> None:
-        del count
 
     def spanned(self, counts: SpanCounts) -> None:
         del counts

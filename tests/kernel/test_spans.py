@@ -305,6 +305,18 @@ def test_filters_of_starts_that_are_texts(client: Client, spanner: Ticker) -> No
     assert account.filtered == 20 - len(events)
 
 
+def test_undecided_starts_are_told_where_their_pairs_are_filtered(client: Client, spanner: Ticker) -> None:
+    where = 'str(arg2) ~ "*" && 10 / arg1 > 3'
+    _, account = pairs_of(client, spanner, "begin 7", start_where=where, key=["arg0"])
+    assert check(account) == SpanAccount(starts=1, open=1)
+    assert (account.filtered, account.undecided) == (0, 0)
+    commands = "begin 7", "begin 8", "end 8", "pairs 5"
+    events, account = pairs_of(client, spanner, *commands, start_where=where, key=["arg0"])
+    assert [event.values[0] for event in events] == [1, 2]
+    assert check(account) == SpanAccount(starts=7, paired=6, open=1)
+    assert (account.filtered, account.undecided) == (4, 2)
+
+
 @pytest.mark.vm
 def test_pairs_that_start_filters_leave_are_added_up(client: Client, spanner: Ticker) -> None:
     span = Span(start_selectors=[probe("begin")], start_where="arg1 >= 30")

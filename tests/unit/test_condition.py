@@ -45,18 +45,18 @@ def values(events: EventBatch) -> list[tuple[object, ...]]:
 
 def test_what_engines_test_is_not_evaluated_again() -> None:
     made = batch([1, 2], unsigned(1, 2), unsigned(3, 4))
-    assert filter_of("arg0 == 1").rest(made) is made
+    assert filter_of("arg0 == 1").rest(made) == (made, 0)
 
 
 def test_what_was_captured_for_the_filter_alone_is_taken_off() -> None:
     made = batch([1, 2, 3], unsigned(1, 2, 3), unsigned(3, 2, 2), site_id=2)
-    assert values(filter_of("arg0 + arg1 == 4.0").rest(made)) == [(2, 1), (2, 2)]
+    assert values(filter_of("arg0 + arg1 == 4.0").rest(made)[0]) == [(2, 1), (2, 2)]
 
 
 def test_sites_whose_values_have_the_same_types_are_told_apart() -> None:
     """Both share a table, of which the one keeps two columns and the other one."""
     made = batch([1, 2, 3, 4], unsigned(1, 2, 3, 4), unsigned(9, 8, 9, 8), site_id=[1, 2, 2, 1])
-    rest = filter_of("arg0 + arg1 != 10.0 || name == 'wide' && module == 'app'").rest(made)
+    rest = filter_of("arg0 + arg1 != 10.0 || name == 'wide' && module == 'app'").rest(made)[0]
     assert values(rest) == [(1, 1, 9), (2, 3), (1, 4, 8)]
 
 
@@ -67,12 +67,18 @@ def test_tables_of_several_types() -> None:
     ])  # fmt: skip
     sites = {1: captured(NARROW, Capture(0), Capture(1)), 3: captured(WIDE, Capture(0), Capture(1))}
     rest = filter_of('name == "narrow" ? arg0 == 2 : str(arg1) ~ "S*"', sites)
-    assert values(rest.rest(made.take(made.time_ns.argsort()))) == [(1, 2, 6), (3, 7, 0), (3, None, 1)]
+    assert values(rest.rest(made.take(made.time_ns.argsort()))[0]) == [(1, 2, 6), (3, 7, 0), (3, None, 1)]
 
 
 def test_nothing_may_be_left() -> None:
     made = batch([1, 2], unsigned(1, 2), unsigned(3, 4), site_id=2)
-    assert len(filter_of("arg0 == arg1 * 1.0").rest(made)) == 0
+    assert len(filter_of("arg0 == arg1 * 1.0").rest(made)[0]) == 0
+
+
+def test_what_cannot_be_told_is_left_out_and_counted() -> None:
+    made = batch([1, 2, 3, 4], unsigned(1, 2, 3, None), unsigned(0, 2, 9, 3))
+    rest, undecided = filter_of("arg0 / arg1 >= 0.5").rest(made)
+    assert (values(rest), undecided) == ([(1, 2, 2)], 2)
 
 
 def test_quota_is_of_the_events_on_which_the_filter_is_evaluated() -> None:

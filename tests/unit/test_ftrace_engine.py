@@ -58,11 +58,9 @@ class RecordingSink:
         self.before_delivery()
         self.batches.append(batch)
 
-    def filtered(self, count: int) -> None:
+    def filtered(self, count: int, undecided: int = 0) -> None:
+        del undecided
         self.filtered_count += count
-
-    def undecided(self, count: int) -> None:
-        del count
 
     def spanned(self, counts: SpanCounts) -> None:
         del counts

@@ -59,6 +59,7 @@ class Model:
     counts: SpanCounts = field(default_factory=SpanCounts)
     unread: int = 0
     unwanted: int = 0
+    undecided: int = 0
     pairs: list[tuple[int, int, bytes, int]] = field(default_factory=list)
 
     def take(self, hit: Hit) -> None:
@@ -108,6 +109,7 @@ class Model:
             return SpanCounts(unmatched=1, timed_out=1)
         if not is_wanted(start):
             self.unwanted += 1
+            self.undecided += is_undecided(start)
             return SpanCounts(paired=1)
         self.pairs.append((hit.site_id, hit.value, text_of(start), hit.time_ns - start.time_ns))
         return SpanCounts(paired=1)
@@ -115,6 +117,10 @@ class Model:
 
 def is_wanted(start: Hit) -> bool:
     return start.value % 4 > 0
+
+
+def is_undecided(start: Hit) -> bool:
+    return start.value % 8 == 0
 
 
 def text_of(hit: Hit) -> bytes:
@@ -189,21 +195,25 @@ def cases(draw: st.DrawFn) -> tuple[Span, list[list[Hit]]]:
 @given(cases())
 def test_pairs_are_those_of_the_model(case: tuple[Span, list[list[Hit]]]) -> None:
     span, parts = case
-    pairer, model, counts, unread, unwanted = Pairer(span, ROOM), Model(span), SpanCounts(), 0, 0
+    pairer, model, counts = Pairer(span, ROOM), Model(span), SpanCounts()
+    unread = unwanted = not_told = 0
     made = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stapsdtd.spans.span.MAX_DEPTH", DEPTH)
         for hits in parts:
             wanted = np.array([is_wanted(hit) for hit in hits], np.bool_)
-            paired = pairer.add(events(hits, has_key=KEY in span.key), SITES, wanted)
+            undecided = np.array([is_undecided(hit) for hit in hits], np.bool_)
+            paired = pairer.add(events(hits, has_key=KEY in span.key), SITES, wanted, undecided)
             counts += paired.counts
             unread += paired.unread
             unwanted += paired.unwanted
+            not_told += paired.undecided
             made += rows_of(paired.pairs)
             for hit in hits:
                 model.take(hit)
     assert made == model.pairs
     assert (counts, unread, unwanted) == (model.counts, model.unread, model.unwanted)
+    assert not_told == model.undecided
     assert counts.open == sum(map(len, model.waiting.values()))
 
 

@@ -19,8 +19,7 @@ def test_all_subscriptions_are_summed_up() -> None:
     for subscription in (first, second):
         totals.began(subscription)
         subscription.clauses[0].sink.deliver(batch([1, 2]))
-        subscription.clauses[0].sink.filtered(3)
-        subscription.clauses[0].sink.undecided(2)
+        subscription.clauses[0].sink.filtered(3, 2)
         for number, stage in enumerate(LossStage, 1):
             subscription.clauses[0].sink.lost(stage, number)
     assert totals.metrics() == SessionMetrics(

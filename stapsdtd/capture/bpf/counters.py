@@ -113,16 +113,15 @@ class _FilterCounters:
 
     def report(self, totals: U64) -> None:
         hits, filtered, excluded, lost, *more = totals[self.cells].tolist()
-        undecided = sum(more)
+        # of a hit in progress, this is counted first
+        undecided = min(sum(more), filtered)
         # a hit in progress may have been counted as excluded, and not yet as a hit
         fired = hits - excluded
         for channel in self._channels:
             if fired > self._fired:
                 channel.fired(fired - self._fired)
             if filtered > self._filtered:
-                channel.filtered(filtered - self._filtered)
-            if undecided > self._undecided:
-                channel.undecided(undecided - self._undecided)
+                channel.filtered(filtered - self._filtered, undecided - self._undecided)
         if lost > self._lost:
             for channel in self._emitting:
                 channel.lost(LossStage.KERNEL_BUFFER, lost - self._lost)

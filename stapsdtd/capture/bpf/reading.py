@@ -73,11 +73,8 @@ class Channel:
     def fired(self, count: int) -> None:
         self._report(self.sink.fired, count)
 
-    def filtered(self, count: int) -> None:
-        self._report(self.sink.filtered, count)
-
-    def undecided(self, count: int) -> None:
-        self._report(self.sink.undecided, count)
+    def filtered(self, count: int, undecided: int = 0) -> None:
+        self._report(partial(self.sink.filtered, undecided=undecided), count)
 
     def lost(self, stage: LossStage, count: int) -> None:
         self._report(partial(self.sink.lost, stage), count)

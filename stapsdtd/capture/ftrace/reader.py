@@ -240,9 +240,7 @@ class Reader:
             if decoded.unknown:
                 channel.sink.lost(LossStage.DECODE, decoded.unknown)
         if filtered:
-            channel.sink.filtered(filtered)
-        if undecided:
-            channel.sink.undecided(undecided)
+            channel.sink.filtered(filtered, undecided)
         if batches:
             channel.sink.deliver(merge(batches))
         if complete_ns - channel.losses_reported_ns > _LOSS_TICK_NS:
