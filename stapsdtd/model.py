@@ -9,6 +9,7 @@ refer to them, so the garbage collector does not look at them: it would stop all
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -145,11 +146,15 @@ class Site(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An unusable note; provider and name are empty if they could not be read."""
+    """An unusable note; provider and name are empty if they could not be read.
+
+    duplicates: the offset of the site whose first note is used in its place; None if its hits are nobody's.
+    """
 
     provider: MaybeName
     name: MaybeName
     reason: Reason
+    duplicates: Annotated[FileOffset, Meta(ge=0)] | None = None
 
     @property
     def is_nameless(self) -> bool:
@@ -191,18 +196,36 @@ class ParsedObject:
         """Notes that cannot be used, as far as their names are known: of each name the first, as a site that is refused
         and has no place.
         """
-        reasons: dict[tuple[str, str], str] = {}
-        for each in self.problems:
-            if not each.is_nameless:
-                reasons.setdefault((each.provider, each.name), each.reason)
-        return tuple(
-            Site(provider, name, NO_PLACE, None, None, (), 1, reason) for (provider, name), reason in reasons.items()
-        )
+        return _without_place(self.problems)
+
+    @cached_property
+    def refused(self) -> tuple[Site, ...]:
+        """Those that are refused to whoever asks for them. Duplicates are not: all hits are those of their site."""
+        return _without_place(each for each in self.problems if each.duplicates is None)
+
+    @cached_property
+    def duplicates(self) -> dict[tuple[str, str, FileOffset], str]:
+        """Why notes are not used beside the first ones of their sites, by provider, name and offset of these."""
+        return {
+            (each.provider, each.name, each.duplicates): each.reason
+            for each in self.problems
+            if each.duplicates is not None
+        }
 
     @cached_property
     def all_providers(self) -> frozenset[str]:
         """The providers of sites and of notes that cannot be used."""
         return self.providers.union(site.provider for site in self.unusable)
+
+
+def _without_place(problems: Iterable[Problem]) -> tuple[Site, ...]:
+    reasons: dict[tuple[str, str], str] = {}
+    for each in problems:
+        if not each.is_nameless:
+            reasons.setdefault((each.provider, each.name), each.reason)
+    return tuple(
+        Site(provider, name, NO_PLACE, None, None, (), 1, reason) for (provider, name), reason in reasons.items()
+    )
 
 
 FileId = tuple[int, int, int]

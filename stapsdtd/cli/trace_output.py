@@ -151,10 +151,12 @@ class HumanOutput:
 
 
 def print_limited(sites: Sequence[SiteStatus]) -> None:
-    """Print which sites are refused, or armed in fewer processes than they were to be, and why."""
+    """Print which sites are refused, or armed with a limit: in fewer processes than they were to be, or by one of two
+    notes.
+    """
     print_grouped("refused", [_reason_of(site) for site in sites if site.state is SiteState.REFUSED])
-    confined = [_reason_of(site) for site in sites if site.state is SiteState.ARMED and site.reason]
-    print_grouped("armed in your own processes alone", confined)
+    limited = [_reason_of(site) for site in sites if site.state is SiteState.ARMED and site.reason]
+    print_grouped("armed with a limit", limited)
 
 
 def _reason_of(site: SiteStatus) -> tuple[str, str]:

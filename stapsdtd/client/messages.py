@@ -44,7 +44,7 @@ class SiteState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """The state of one site. reason: why it is refused, otherwise empty.
+    """The state of one site. reason: why it is refused, or what limits it though it is armed; otherwise empty.
 
     armed_after_ns: how long after the server noticed its object it was armed. tag: of the clause that chose it.
     function: in which it is, or empty.

@@ -148,7 +148,7 @@ def _located(container: Container, problems: _Problems) -> Iterator[_Located]:
             if first is note:
                 yield note if note.refused else _with_one_semaphore(note, armable.setdefault(note.site_offset, note))
             elif first != note:
-                problems.append(Problem(texts.provider, texts.name, _CONFLICT))
+                problems.append(Problem(texts.provider, texts.name, _CONFLICT, first.site_offset))
         except UnusableNoteError as error:
             provider, name = (texts.provider, texts.name) if texts else (error.provider, error.name)
             problems.append(Problem(provider, name, error.reason))

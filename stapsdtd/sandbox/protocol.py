@@ -131,6 +131,9 @@ def _check_object(parsed: ParsedObject, file_size: int) -> None:
     probes = map(attrgetter("site_offset", "provider", "name"), sites)
     if len(set(offsets)) < len(sites) and len(set(probes)) < len(sites):
         raise RefusedError("a probe has the same site twice")
+    places = {*offsets, None} if parsed.problems else set()
+    if any(each.duplicates not in places for each in parsed.problems):
+        raise RefusedError("a note that duplicates no site")
     if any(segment.offset + segment.size > file_size for segment in parsed.read_only):
         raise RefusedError("a segment beyond the file's end")
 

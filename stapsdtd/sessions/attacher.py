@@ -132,7 +132,7 @@ class Attacher:
             else:
                 statuses.append(
                     subscription.status(
-                        SiteState.ARMED, request.object, each, request.note, armed_after_ns=armed_after_ns
+                        SiteState.ARMED, request.object, each, request.note_of(each), armed_after_ns=armed_after_ns
                     )
                 )
             if turn.is_over:

@@ -98,19 +98,17 @@ class _Clause:
     def matches(self, obj: Object, name: str) -> int:
         """See `Choices.matches`."""
         effort, providers = self._selectors.effort, obj.parsed.all_providers
-        matches = (len(obj.parsed.sites) + len(obj.parsed.unusable)) * effort
+        matches = (len(obj.parsed.sites) + len(obj.parsed.refused)) * effort
         if matches > _FEW and len(providers) * effort <= _FEW:
             (meant,) = finish(self._selectors.meant([(name, providers)]))
             return matches if meant else 0
         return matches
 
     def search(self, obj: Object, name: str) -> Generator[None, None, tuple[SelectedSite, ...]]:
-        """Choose sites of an object of this name, and what is captured at each; also notes that cannot be used, which
-        are to be refused.
-        """
+        """Choose sites of an object of this name, and what is captured at each; also notes that are to be refused."""
         (meant,) = yield from self._selectors.meant([(name, obj.parsed.all_providers)])
         chosen = yield from self._selectors.choose(meant, obj.parsed.sites)
-        chosen += yield from self._selectors.choose(meant, obj.parsed.unusable)
+        chosen += yield from self._selectors.choose(meant, obj.parsed.refused)
         if self._excluded_probes:
             chosen = [each for each in chosen if not self._is_excluded(each.site)]
         ends: list[SelectedSite] = []

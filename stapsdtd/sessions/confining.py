@@ -64,7 +64,8 @@ class Confining:
         arm = self._armer.rearm if request.object.key in live.considered else self._armer.arm
         if limit.excess is not None:
             live.barred[request.object.key] = request.object
-            request = replace(request, only_in=limit.only_in, note=limit.excess.why_confined)
+            note = f"in your own processes alone: {limit.excess.why_confined}"
+            request = replace(request, only_in=limit.only_in, note=note)
         arm(live, request, on_gone)
 
     def keep_within(

@@ -23,7 +23,7 @@ from stapsdtd.sessions.subscription import Subscription
 @dataclass(frozen=True, slots=True)
 class ArmRequest:
     """mappings: by pid of the processes that map the object. named: if its file is held. is_quiet, only_in: see
-    `ConsideredObject`. note: what the client is told of sites that are armed.
+    `ConsideredObject`. note: what limits all of them that are armed.
     """
 
     object: Object
@@ -34,6 +34,12 @@ class ArmRequest:
     is_quiet: bool = False
     only_in: frozenset[int] | None = None
     note: str = ""
+
+    def note_of(self, selected: SelectedSite) -> str:
+        """Return what limits a site that is armed, for users."""
+        site = selected.capture.site
+        duplicate = self.object.parsed.duplicates.get((site.provider, site.name, site.site_offset), "")
+        return "; ".join(filter(None, [self.note, duplicate]))
 
 
 FilteredSite = tuple[SelectedSite, SiteFilter]

@@ -425,6 +425,16 @@ def test_notes_that_cannot_be_used_are_refused(server: Served, pids: list[int]) 
         server.subscribe("other:bad", all_or_nothing=True)
 
 
+def test_duplicates_limit_their_site_alone(server: Served, pids: list[int]) -> None:
+    first, second = site("good", 0x1000), site("good", 0x1010)
+    twice = Problem("app", "good", "another note has the same location", duplicates=first.site_offset)
+    server.map(pids[0], server.file_object(first, second, problems=[twice]))
+    response = server.subscribe("app:*", all_or_nothing=True)
+    assert [(each.offset, each.state, each.reason) for each in response.sites] == [
+        (0x1000, ARMED, twice.reason), (0x1010, ARMED, ""),
+    ]  # fmt: skip
+
+
 def test_notes_that_cannot_be_used_are_refused_when_they_appear(server: Served, pids: list[int]) -> None:
     response = server.subscribe("app:bad", where="arg0 == 1 && str(arg1) == 'x'", fields=["arg2"])
     stream = server.stream(response.subscription_id)

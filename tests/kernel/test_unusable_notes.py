@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.client import Client, ClientError, SiteState, SubscribeOptions
 from stapsdtd.model import MAX_PROBLEMS
 from tests.support import Daemon, Ticker, compile_once, require, stapsdt
 
@@ -128,11 +129,24 @@ def test_trace_refuses_them(daemon: Daemon, program: Path) -> None:
 @pytest.mark.usefixtures("process")
 def test_trace_tells_of_them_beside_others(daemon: Daemon, program: Path) -> None:
     traced = stapsdt(daemon.target, "trace", f"{APP}:{program}::*", "--duration", "0.3")
-    assert "1 site armed, 3 sites refused" in traced.stderr
-    for told in (f"{CONFLICT}: {APP}:good", f"{NOWHERE}: {APP}:nowhere", "no nop at the location"):
+    assert "1 site armed, 2 sites refused" in traced.stderr
+    for told in (f"{NOWHERE}: {APP}:nowhere", "no nop at the location"):
         assert f"refused: {told}" in traced.stderr
+    assert f"armed with a limit: {CONFLICT}: {APP}:good at {program}+0x" in traced.stderr
     summary = stapsdt(daemon.target, "trace", f"{APP}:{program}::*", "--duration", "0.3", "--json").stderr
     assert NOWHERE in summary
+
+
+def test_a_duplicate_loses_no_hit_and_fails_nothing(daemon: Daemon, process: Ticker) -> None:
+    with Client(daemon.target) as client:
+        with client.subscribe(f"{APP}:good", SubscribeOptions(all_or_nothing=True)) as subscription:
+            assert [(site.state, site.reason) for site in subscription.sites] == [(SiteState.ARMED, CONFLICT)]
+            process.do("")
+            account = subscription.unsubscribe()
+            assert len(list(subscription.events())) == 1
+        assert (account.fired, account.lost) == (1, 0)
+        with pytest.raises(ClientError, match="1 of 1 sites are not armed"):
+            client.subscribe(f"{APP}:nowhere", SubscribeOptions(all_or_nothing=True))
 
 
 def test_of_thousands_some_are_told(daemon: Daemon, folder: Path) -> None:

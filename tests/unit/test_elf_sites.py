@@ -192,7 +192,9 @@ def test_two_notes_of_one_location_that_differ() -> None:
     parsed = parse_notes(elf.note(arguments=b"8@%rdi"), elf.note(arguments=b"8@%rsi"), elf.note(name=b"other"))
     assert [site.name for site in parsed.sites] == ["probe", "other"]
     reason = "another note has the same location with other arguments or another semaphore"
-    assert parsed.problems == (Problem("app", "probe", reason),)
+    assert parsed.problems == (Problem("app", "probe", reason, duplicates=parsed.sites[0].site_offset),)
+    # its hits are those of the first one
+    assert (len(parsed.unusable), parsed.refused) == (1, ())
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,10 @@ def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
     ("wrong", "because"),
     [
         (sample(site(offset=FILE_SIZE)), "beyond the file's end"),
+        (
+            replace(sample(site()), problems=(Problem("app", "one", "twice", FileOffset(0x11)),)),
+            "a note that duplicates no site",
+        ),
         (sample(site(offset=-1)), "sites: Expected `int` >= 0"),
         (sample(site(semaphore=FILE_SIZE)), "beyond the file's end"),
         (sample(site(semaphore=FILE_SIZE - 1)), "multiple of 2"),
@@ -411,7 +415,7 @@ def test_columns_too_few_or_too_many(part: int) -> None:
 
 OF_NO_FIELD: tuple[object, ...] = (1.0, "", "\0", b"x", [], [[]], {}, msgpack.Ext(1, b"x"))
 FLAGS = {"signed", "is_float", "lacks_symbols"}
-OPTIONAL = {"semaphore_offset", "function", "refused", "base", "index", "symbol", "build_id"}
+OPTIONAL = {"semaphore_offset", "function", "refused", "base", "index", "symbol", "build_id", "duplicates"}
 
 
 @pytest.mark.parametrize(("part", "column"), columns())
