@@ -147,7 +147,8 @@ class StapsdtServicer:
         if spec.scope.follow:
             with caller.recording_refusals():
                 caller.rights.check_trace(spec.scope.pids)
-            spec = replace(spec, children=frozenset(await asyncio.to_thread(list, descendants(spec.scope.pids))))
+            children = await asyncio.to_thread(lambda: frozenset().union(*descendants(spec.scope.pids)))
+            spec = replace(spec, children=children)
         functions = await traced_functions(self._backend, request.functions, texts, caller)
         spec = with_functions(spec, functions)
         unanswered: list[Subscription] = []

@@ -245,24 +245,22 @@ def thread_ids(pid: int) -> list[int]:
         return []
 
 
-def descendants(pids: Iterable[int]) -> Iterator[int]:
-    """Yield the processes that some have forked, and so on, as far as the chain of parents is alive.
+def descendants(pids: Iterable[int]) -> Iterator[set[int]]:
+    """Yield the processes that some have forked, and so on, as far as the chain of parents is alive: those of one
+    thread at a time, of which there may be none.
 
     Each is yielded before its own children are looked for: whoever notes it by then misses none of them.
     """
     waiting = list(pids)
     seen = set(waiting)
     while waiting:
-        for child in _children(waiting.pop()) - seen:
-            seen.add(child)
-            yield child
-            waiting.append(child)
-
-
-def _children(pid: int) -> set[int]:
-    # a read misses some if others end meanwhile (proc(5)), so there are two
-    lists = (_read(f"/proc/{pid}/task/{tid}/children") for _ in range(2) for tid in thread_ids(pid))
-    return {int(child) for children in lists for child in children.split()}
+        parent = waiting.pop()
+        # a read misses some if others end meanwhile (proc(5)), so there are two
+        for tid in (tid for _ in range(2) for tid in thread_ids(parent)):
+            born = set(map(int, _read(f"/proc/{parent}/task/{tid}/children").split())) - seen
+            seen |= born
+            waiting += born
+            yield born
 
 
 def has_ended(pid: int) -> bool:

@@ -65,8 +65,11 @@ class Armer:
     def open(self, live: LiveSubscription, first: FirstArming) -> None:
         """Open a subscription in the engine."""
         first.add()
-        opening = self._thread.submit(
-            Queue(live.subscription.client.name), partial(self._attacher.open, live.session), "opening a subscription"
+        opening = self._thread.take_turns(
+            Queue(live.subscription.client.name),
+            self._attacher.open(live.session),
+            "opening a subscription",
+            is_whole=True,
         )
         opening.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
 

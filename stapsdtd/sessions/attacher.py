@@ -91,9 +91,9 @@ class Attacher:
         self._open_object = open_object
         self.latency = Latency()
 
-    def open(self, session: Session) -> None:
+    def open(self, session: Session) -> Generator[None, None, None]:
         """See `Session.open`."""
-        session.open(self._engine)
+        return session.open(self._engine)
 
     def arm(self, session: Session, request: ArmRequest, since: float) -> Generator[None, None, Outcome]:
         """Arm the sites that may be armed, some in each step. since: when it was noticed that they are there.
@@ -104,19 +104,20 @@ class Attacher:
         if session.is_closed:
             raise ObjectGoneError(request.object.path)
         begin = time.monotonic()
+        session.arming[request.object.key] = request
         try:
-            session.open(self._engine)
-        except (StapsdtdError, OSError) as error:
-            # Subscribe fails with the same error, unless it has returned by now
-            refusals = {each.key: str(error) for each in request.selected_sites}
-            self._file_writes.armed(request.object.key, None)
-        else:
-            session.arming[request.object.key] = request
             try:
+                yield from session.open(self._engine)
+            except (StapsdtdError, OSError) as error:
+                # Subscribe fails with the same error, unless it has returned by now
+                refusals = {each.key: str(error) for each in request.selected_sites}
+                self._file_writes.armed(request.object.key, None)
+            else:
+                _check_wanted(session, request)
                 refusals = yield from self._arm(session, request)
-            finally:
-                if session.arming.get(request.object.key) is request:
-                    del session.arming[request.object.key]
+        finally:
+            if session.arming.get(request.object.key) is request:
+                del session.arming[request.object.key]
         statuses = yield from self._statuses(session.subscription, request, refusals, since)
         return Outcome(refusals, statuses, time.monotonic() - begin)
 
@@ -259,10 +260,10 @@ class Attacher:
 
         is_awaited: that is only when nothing is patched any more.
         """
-        if not session.opened or session.is_closed:
-            return finished()
         # if it is still being armed, that goes no further
         session.arming.pop(obj.key, None)
+        if not session.opened or session.is_closed:
+            return finished()
         for clause in session.opened:
             release(self._engine, clause, obj, is_awaited=is_awaited)
         return self._engine.quiesced(owner_of(session.subscription.client)) if is_awaited else finished()
@@ -295,5 +296,10 @@ def _taken(
 def _pause(session: Session, request: ArmRequest) -> Generator[None, None, None]:
     """Let others have their turn. Raises ObjectGoneError if the object has been disarmed meanwhile."""
     yield
+    _check_wanted(session, request)
+
+
+def _check_wanted(session: Session, request: ArmRequest) -> None:
+    """Raises ObjectGoneError if the object has been disarmed."""
     if session.is_closed or session.arming.get(request.object.key) is not request:
         raise ObjectGoneError(request.object.path)

@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,6 +21,7 @@ from stapsdtd.errors import InvalidArgumentError, KernelFeatureError, LimitReach
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.host_calls import FOLLOW_PROCESS
+from stapsdtd.runtime.slices import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +33,16 @@ _NO_PROCESS = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 """EINVAL, and ENOENT since Linux 6.9: it is a thread; see pidfd_open(2)."""
 
 
-def descendants(pids: Iterable[int]) -> Iterator[int]:
+def descendants(pids: Iterable[int]) -> Iterator[set[int]]:
     """As `procfs.descendants`, as far as somebody waits for it. Raises LimitReachedError."""
-    for count, pid in enumerate(procfs.descendants(pids)):
-        if count == _MAX_DESCENDANTS:
+    count = 0
+    for born in procfs.descendants(pids):
+        count += len(born)
+        if count > _MAX_DESCENDANTS:
             raise LimitReachedError(
                 f"more than {_MAX_DESCENDANTS:,} processes descend from those to follow: name some of these instead"
             )
-        yield pid
+        yield born
 
 
 class ScopedProcesses:
@@ -68,16 +71,23 @@ class ScopedProcesses:
         """Return them as engines take them."""
         return self._left if self._followed is None else frozenset({self._followed})
 
-    def follow(self, follow: Callable[[frozenset[int]], Followed]) -> None:
-        """Have the children of these processes join them: those that there are, and those to come.
+    def follow(self, follow: Callable[[frozenset[int]], Followed]) -> Generator[None, None, None]:
+        """Have the children of these processes join them, those that there are, and those to come, in steps.
 
         follow: begins to follow some processes. Raises what that does, and OSError.
         """
         followed = follow(self._left)
         # as of now, since children may have forked before they were followed
         known = self._left | self._children
-        for pid in chain(self._children, descendants(known)):
-            followed.adopt(pid)
+        turn = Turn()
+        for born in chain([self._children], descendants(known)):
+            # of one thread there may be none, or thousands
+            for pid in (None, *born):
+                if turn.is_over:
+                    yield
+                    turn.begin()
+                if pid is not None:
+                    followed.adopt(pid)
         self._followed = followed
         for pid in self._named - self._left:
             followed.ended(pid)

@@ -32,52 +32,67 @@ class Closed:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Used by the arming thread. opened: the clauses that the engine knows. error: why it could not open all. arming:
-    what is being armed, some sites at a time.
+    """Used by the arming thread. opened: the clauses that the engine knows. is_open: it knows all, and whom they
+    follow. error: why it could not open all. arming: what is being armed, some sites at a time.
     """
 
     subscription: Subscription
     opened: list[Clause] = field(default_factory=list)
+    is_open: bool = False
     is_closed: bool = False
     error: StapsdtdError | OSError | None = None
     arming: dict[ObjectKey, ArmRequest] = field(default_factory=dict)
+    _opening: Generator[None, None, None] | None = None
 
-    def open(self, engine: Engine) -> None:
-        """Open the clauses, unless that was done. Raises StapsdtdError and OSError, then each time."""
+    def open(self, engine: Engine) -> Generator[None, None, None]:
+        """Open the clauses in steps, unless that was done. What is armed meanwhile takes the next steps itself.
+
+        Raises StapsdtdError and OSError, then each time.
+        """
+        # closing comes first, also where it was submitted later
+        while not (self.is_open or self.is_closed):
+            self._take_step(engine)
+            if not self.is_open:
+                yield
         if self.error is not None:
             raise self.error
-        # closing comes first, also where it was submitted later
-        if self.opened or self.is_closed:
-            return
+
+    def _take_step(self, engine: Engine) -> None:
         subscription = self.subscription
+        if self.error is not None:
+            raise self.error
+        if self._opening is None:
+            self._opening = self._open(engine)
         try:
-            self._open(engine)
+            with host_call(BEGIN, subscription.id):
+                self.is_open = next(self._opening, True) is True
         except (StapsdtdError, OSError) as error:
             cannot = "subscription %s: the engine cannot open it: %s"
             _log.warning(cannot, subscription.id, error, extra=fields(client=subscription.client.name))
             self.error = error
             raise
 
-    def _open(self, engine: Engine) -> None:
+    def _open(self, engine: Engine) -> Generator[None, None, None]:
         subscription = self.subscription
-        with host_call(BEGIN, subscription.id):
-            for clause in subscription.clauses:
-                engine.open(
-                    clause.key,
-                    clause.sink,
-                    subscription.spec.kernel_buffer_kib,
-                    owner_of(subscription.client),
-                    clause.sink if clause.spec.aggregation else None,
-                    client=subscription.client.name,
-                )
-                self.opened.append(clause)
-            if subscription.spec.scope.follow:
-                # the other clauses' sites name the same set, which goes with the first clause: that is closed last
-                subscription.processes.follow(partial(engine.follow, subscription.clauses[0].key))
+        for clause in subscription.clauses:
+            engine.open(
+                clause.key,
+                clause.sink,
+                subscription.spec.kernel_buffer_kib,
+                owner_of(subscription.client),
+                clause.sink if clause.spec.aggregation else None,
+                client=subscription.client.name,
+            )
+            self.opened.append(clause)
+        if subscription.spec.scope.follow:
+            # the other clauses' sites name the same set, which goes with the first clause: that is closed last
+            yield from subscription.processes.follow(partial(engine.follow, subscription.clauses[0].key))
 
     def end(self) -> None:
         """Arm nothing any more."""
         self.is_closed = True
+        # it refers to this
+        self._opening = None
 
     def close(self, engine: Engine, unmapped: Sequence[Object]) -> Generator[None, None, Closed]:
         """Close the clauses of a session that has ended, in steps.

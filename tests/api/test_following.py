@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -13,8 +16,10 @@ import pytest
 from stapsdtd.errors import LimitReachedError
 from stapsdtd.kernel import procfs
 from stapsdtd.model import Object
+from stapsdtd.runtime.fair_thread import Queue
+from stapsdtd.sessions import scoped_processes
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.served import Served, processes, refused
+from tests.api.served import PATIENCE_SECONDS, FakeFollowed, Served, processes, refused
 from tests.support import children, wait_for
 from tests.unit.samples import site
 from tests.unit.test_objects import image
@@ -103,6 +108,77 @@ def test_subscription_ends_with_the_last_process_that_is_followed(server: Served
     followed.processes.clear()
     *_, last = call
     assert last.end.reason == pb.End.REASON_PROCESSES_ENDED
+
+
+STRANGERS = range(1 << 24, (1 << 24) + 4000)
+"""No processes, which nobody looks at but the fake engine."""
+
+
+@pytest.fixture
+def adopting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
+    """Have thousands of processes adopted, each of which takes some 50 us. The function that is set gets the number."""
+
+    def begin(on_adopted: Callable[[int], object]) -> None:
+        adopted = itertools.count(1)
+
+        def adopt(followed: FakeFollowed, pid: int) -> None:
+            followed.processes.add(pid)
+            on_adopted(next(adopted))
+            until = time.thread_time() + 50e-6
+            while time.thread_time() < until:
+                pass
+
+        monkeypatch.setattr(FakeFollowed, "adopt", adopt)
+        monkeypatch.setattr(scoped_processes, "descendants", lambda _: iter([set(STRANGERS)]))
+
+    return begin
+
+
+def test_others_have_their_turn_while_processes_are_adopted(
+    server: Served, pids: list[int], adopting: Callable[[Callable[[int], object]], None]
+) -> None:
+    found: list[int] = []
+
+    def on_adopted(number: int) -> None:
+        followed = server.engine.followed
+        assert followed is not None
+        if number in {1, 2000}:
+            server.arming.submit(Queue("other"), lambda: found.append(len(followed.processes)))
+
+    adopting(on_adopted)
+    follow(server, pids[0])
+    assert server.engine.followed is not None
+    assert server.engine.followed.processes == {pids[0], *STRANGERS}
+    # a turn is 3 ms, in which there is room for some 60
+    assert found[0] < 1000
+    assert 2000 <= found[1] < 3000
+
+
+def test_nothing_is_adopted_or_armed_behind_the_end_of_a_subscription(
+    server: Served, pids: list[int], adopting: Callable[[Callable[[int], object]], None]
+) -> None:
+    server.map(pids[0], server.file_object(site("a")))
+    server.servicer.arm_seconds = 0.05
+    begun, goes_on, adopted = threading.Event(), threading.Event(), [0]
+
+    def on_adopted(number: int) -> None:
+        adopted[0] = number
+        if number == 100:
+            begun.set()
+            goes_on.wait(PATIENCE_SECONDS)
+
+    adopting(on_adopted)
+    response = follow(server, pids[0])
+    assert [each.state for each in response.sites] == [pb.SiteStatus.STATE_ARMING]
+    assert begun.wait(PATIENCE_SECONDS)
+    ending = threading.Thread(target=server.unsubscribe, args=[response.subscription_id])
+    ending.start()
+    wait_for(lambda: server.arming.backlog().waiting > 1, "the end of the subscription to be due")
+    goes_on.set()
+    ending.join(PATIENCE_SECONDS)
+    assert 100 <= adopted[0] < 1000
+    assert server.held() == []
+    assert server.engine.armed == {}
 
 
 @pytest.fixture
