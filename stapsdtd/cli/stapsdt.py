@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -166,7 +166,7 @@ def run(arguments: list[str] | None = None) -> int:
         status: int | None = cli.main(arguments, "stapsdt", standalone_mode=False)
         sys.stdout.flush()
     except click.UsageError as error:
-        return _report_usage_error(error)
+        return _report_usage_error(error, sys.argv[1:] if arguments is None else arguments)
     except click.ClickException as error:
         print_stderr(error.format_message())
         return error.exit_code
@@ -228,8 +228,19 @@ def _open_standard_streams() -> None:
             setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
 
 
-def _report_usage_error(error: click.UsageError) -> int:
+def _report_usage_error(error: click.UsageError, arguments: Sequence[str]) -> int:
     message = error.format_message().strip().removesuffix(".")
     path = error.ctx.command_path if error.ctx else "stapsdt"
-    print_stderr(f"error: {message[:1].lower()}{message[1:]}; see '{path} --help'")
+    advice = _habit(error, arguments) or f"see '{path} --help'"
+    print_stderr(f"error: {message[:1].lower()}{message[1:]}; {advice}")
     return error.exit_code
+
+
+def _habit(error: click.UsageError, arguments: Sequence[str]) -> str | None:
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    from stapsdtd.cli.habits import hint  # noqa: PLC0415 (only who errs pays for it)
+
+    command = "" if error.ctx.command is cli else error.ctx.command_path.partition(" ")[2]
+    options = [option for parameter in error.ctx.command.params for option in parameter.opts]
+    return hint(arguments, error.option_name, command, options, _COMMANDS)

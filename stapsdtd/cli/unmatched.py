@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import shlex
 import time
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +14,7 @@ from stapsdtd.catalog.selector_text import as_part, head_of, parts_of, probe_nam
 from stapsdtd.catalog.selectors import normalized, parse
 from stapsdtd.cli import frequent
 from stapsdtd.cli.function_selectors import PROVIDER, functions_of
+from stapsdtd.cli.habits import of_bpftrace
 from stapsdtd.cli.known_signatures import own_folder
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.cli.silence import conditions
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from stapsdtd.signatures import Declared
     from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
-_BPFTRACE = re.compile(r"usdt:(/[^:]*):([^:]+(?::[^:]+)?)")
 _SUGGESTIONS = 3
 _SIMILARITY = 0.75
 _SHOWN_FILES = 3
@@ -290,8 +289,8 @@ def why_unmatched(
     if selector.provider.text == PROVIDER:
         function = selector.function.text or "FUNCTION"
         return Unmatched(text, f"kernel functions are no static probes: see 'stapsdt kernel info {function}'")
-    if (of_bpftrace := _BPFTRACE.fullmatch(text)) is not None:
-        path, probe = of_bpftrace.groups()
+    if (found := of_bpftrace(text)) is not None:
+        path, probe = found
         return Unmatched(text, f"write bpftrace's usdt:PATH:PROBE as: {probe} --file {shlex.quote(path)}")
     if not known:
         return Unmatched(text, f"no {where} has static probes yet")
