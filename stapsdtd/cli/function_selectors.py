@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,11 +15,32 @@ if TYPE_CHECKING:
 
 PROVIDER, ENTRY, RETURN = "fbt", "entry", "return"
 _PARTS = 4
+_ELSEWHERE = re.compile(
+    r"(?:(?:k|kr|kprobe|kretprobe|kfunc|kretfunc|fentry|fexit):(?:(?P<module>[\w*]+):)?|fbt:{1,2})(?P<name>[\w*?.]+)(?::entry)?"
+)
 
 
 def is_function(probe: Probe) -> bool:
     """Report whether a probe is at kernel functions. Files have paths."""
     return probe.provider == PROVIDER and "/" not in probe.path
+
+
+def end_of(selector: str) -> str | None:
+    """Return the selector of the returns of functions whose entries a selector chooses; None if it chooses others."""
+    with suppress(InvalidArgumentError):
+        parts, _ = parts_of(selector, "start")
+        if len(parts) == _PARTS and parts[0].text == PROVIDER and not parts[0].is_quoted and parts[3].text == ENTRY:
+            return selector[: parts[3].column] + RETURN
+    return None
+
+
+def entry_of(text: str) -> str | None:
+    """Return the selector of entries of functions, named as other tracers and commands do; None if it is another one.
+
+    kprobe:NAME, kfunc:MODULE:NAME, fbt:NAME or fbt:NAME:entry, ...
+    """
+    found = _ELSEWHERE.fullmatch(text)
+    return f"{PROVIDER}:{found['module'] or ''}:{found['name']}:{ENTRY}" if found else None
 
 
 def functions_of(selectors: Iterable[str]) -> tuple[str, ...]:

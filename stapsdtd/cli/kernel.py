@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.function_completion import complete_function
+from stapsdtd.cli.function_selectors import ENTRY, PROVIDER
 from stapsdtd.cli.function_text import function_lines, function_record, why_no_way, why_unknown
 from stapsdtd.cli.kernel_trace import command as trace
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import Client
+
+_VALUES: dict[str, list[str]] = {
+    "latency": [], "spans": [], "count": [], "top": [], "stats": ["arg0"], "hist": ["arg0"],
+}  # fmt: skip
+"""Commands for all probes, and which value of an entry to show."""
 
 _EXAMPLES = """\b
 Examples:
@@ -22,7 +29,22 @@ Examples:
 """
 
 
-@click.group("kernel", no_args_is_help=False)
+class _Functions(click.Group):
+    """Says of commands for all probes how they take functions."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, *functions = args
+        if name in _VALUES and name not in self.commands:
+            function = next((each for each in functions if not each.startswith("-")), "FUNCTION")
+            module, _, last = function.partition("(")[0].rpartition(":")
+            typed = ["stapsdt", name, f"{PROVIDER}:{module}:{last}:{ENTRY}", *_VALUES[name]]
+            raise click.UsageError(f"functions are probes for {name}; type: {shlex.join(typed)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group("kernel", cls=_Functions, no_args_is_help=False)
 def command() -> None:
     """Show functions of the kernel, with their types, and trace them."""
 

@@ -21,6 +21,7 @@ Examples:
   stapsdt latency postgresql:query__start --by query --where 'elapsed > 10ms'
   stapsdt latency python:gc__start python:gc__done --by start.generation -- python3 program.py
   stapsdt latency app:request__start app:request__done --key arg0
+  stapsdt latency fbt::tcp_sendmsg:entry --by execname
 """
 
 
@@ -38,7 +39,8 @@ def command(
     """Show how the time from START to END is distributed, until Ctrl-C.
 
     An END belongs to the START before it in the same thread, or with the same --key. END can be left out where it is
-    known which probe ends a START; 'stapsdt list --details' shows these.
+    known which probe ends a START; 'stapsdt list --details' shows these. The return ends the entry of a kernel
+    function.
 
     --by names keys: arguments of END, those of START as start.arg0 or by name as start.query, and pid, execname and the
     others of stapsdt count. Keys that took the longest in all come first. --where may use elapsed, such as elapsed >

@@ -11,6 +11,7 @@ import click
 from stapsdtd.catalog.selector_text import parts_of
 from stapsdtd.cli import options, signatures
 from stapsdtd.cli.aggregates import keys
+from stapsdtd.cli.function_selectors import end_of, entry_of
 from stapsdtd.cli.signature_captures import meant
 from stapsdtd.cli.signatures import Keys
 from stapsdtd.cli.unmatched import Wanted
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stapsdtd.signatures import Declared
 
 _OF_START = "start."
+_NAME_END = "name it after that, as END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,13 @@ class Pair:
         """Return the pair with its end. Raises click.UsageError if that is neither given nor known."""
         if self.end:
             return self
+        if of_functions := end_of(self.start):
+            return replace(self, end=of_functions)
         found = meant(self.start, known)
         ends = {signature.ends_with for signature in known.of(*found[1])} if found else set()
         if len(ends) != 1 or found is None or not (end := ends.pop()):
-            raise click.UsageError(f"which probe ends {self.start} is not known: name it after that, as END")
+            advice = f"write {entry}, whose return ends it" if (entry := entry_of(self.start)) else _NAME_END
+            raise click.UsageError(f"which probe ends {self.start} is not known: {advice}")
         selector, _ = found
         # the last part of a selector is the probe's name
         parts, _ = parts_of(selector.text, "start")

@@ -44,7 +44,8 @@ def command(
     """Print each END with the START that it belongs to and the time between them, until Ctrl-C.
 
     An END belongs to the START before it in the same thread, or with the same --key. END can be left out where it is
-    known which probe ends a START; 'stapsdt list --details' shows these. --where may use elapsed: elapsed > 10ms.
+    known which probe ends a START; 'stapsdt list --details' shows these. The return ends the entry of a kernel
+    function. --where may use elapsed: elapsed > 10ms.
 
     The arguments of END are printed as stapsdt trace does, then those of START: the ones that it lists in parentheses,
     or whose names are known. At the end, standard error shows the spans that are still open, and a summary says what

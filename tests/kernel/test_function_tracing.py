@@ -116,6 +116,29 @@ class TestCalls:
         assert (account.spans.starts, account.spans.paired, account.spans.open) == (4000, 4000, 0)
         assert account.aggregated == 4000
 
+    @pytest.mark.parametrize("command", ["latency", "spans"])
+    def test_the_return_ends_what_the_entry_begins(self, daemon: Daemon, calls: Ticker, command: str) -> None:
+        arguments = (command, "fbt::vfs_read:entry", "--pid", str(calls.pid), "--start-where", "arg2 == 100", "--json")
+        with (
+            subprocess.Popen(
+                stapsdt_command(daemon.target, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as process,
+            Client(daemon.target) as client,
+        ):
+            wait_for(lambda: any(each.streaming for each in client.subscriptions()), "the command to run")
+            all_are_armed(client)
+            calls.do("read 100 50 2")
+            process.send_signal(signal.SIGINT)
+            output, told = process.communicate(timeout=60)
+        assert process.returncode == 0
+        summary = json.loads(told.splitlines()[-1])
+        records = [json.loads(line) for line in output.splitlines()]
+        assert summary["spans"]["paired"] >= 100
+        if command == "latency":
+            assert records[-1]["count"] == 100
+        else:
+            assert [each["args"][0] for each in records] == [100] * 100
+
     def test_arguments_of_failed_calls(self, daemon: Daemon, calls: Ticker, tmp_path: Path) -> None:
         there, missing = tmp_path / "known", tmp_path / "missing"
         with traced(daemon, "do_sys_openat2(str(filename), return == -ENOENT)", "--pid", str(calls.pid)) as records:

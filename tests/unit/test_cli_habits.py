@@ -56,6 +56,20 @@ def test_the_command_is_told(typed: str, to_type: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
+    ("typed", "to_type"),
+    [
+        ("latency tcp_sendmsg --pid 1", "latency fbt::tcp_sendmsg:entry"),
+        ("spans nf_conntrack:nf_ct_get", "spans fbt:nf_conntrack:nf_ct_get:entry"),
+        ("count 'vfs_*'", "count 'fbt::vfs_*:entry'"),
+        ("hist 'vfs_read(count)'", "hist fbt::vfs_read:entry arg0"),
+    ],
+)
+def test_commands_for_all_probes_take_functions(typed: str, to_type: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stapsdt.run(["kernel", *shlex.split(typed)]) == 2
+    assert f"; type: stapsdt {to_type};" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "typed", ["-x", "--xyzzy", "trace a:b -x", "list --count 3", "trace -i 3 a:b", "info -e", "-e"]
 )
 def test_help_is_named_where_no_habit_is_known(typed: str, capsys: pytest.CaptureFixture[str]) -> None:

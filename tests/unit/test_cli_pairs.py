@@ -21,6 +21,8 @@ from stapsdtd.client import SpanAccount
         ("postgresql:query-start(query)", "postgresql:query__done"),
         ("postgresql4711:::query-start", "postgresql4711:::query__done"),
         ("python:gc__start", "python:gc__done"),
+        ("fbt::tcp_sendmsg:entry", "fbt::tcp_sendmsg:return"),
+        ("fbt:nf_conntrack:nf_*:entry(arg0)", "fbt:nf_conntrack:nf_*:return"),
     ],
 )
 def test_ends_that_signatures_know(start: str, end: str) -> None:
@@ -30,6 +32,27 @@ def test_ends_that_signatures_know(start: str, end: str) -> None:
 @pytest.mark.parametrize("start", ["postgresql:query__done", "app:begin", "postgresql:*", "broken("])
 def test_ends_that_nobody_knows(start: str) -> None:
     with pytest.raises(click.UsageError, match=re.escape(f"which probe ends {start} is not known")):
+        Pair(start, "").known_end(Known())
+
+
+@pytest.mark.parametrize(
+    ("start", "entry"),
+    [
+        ("kprobe:tcp_sendmsg", "fbt::tcp_sendmsg:entry"),
+        ("kfunc:nf_conntrack:nf_ct_get", "fbt:nf_conntrack:nf_ct_get:entry"),
+        ("fentry:vmlinux:vfs_*", "fbt:vmlinux:vfs_*:entry"),
+        ("fbt::tcp_sendmsg", "fbt::tcp_sendmsg:entry"),
+        ("fbt:tcp_sendmsg:entry", "fbt::tcp_sendmsg:entry"),
+    ],
+)
+def test_functions_that_are_named_as_elsewhere(start: str, entry: str) -> None:
+    with pytest.raises(click.UsageError, match=re.escape(f"not known: write {entry}, whose return ends it")):
+        Pair(start, "").known_end(Known())
+
+
+@pytest.mark.parametrize("start", ['"fbt"::f:entry', "fbt::f:return", "fbt::f:entry:x"])
+def test_other_probes_are_no_entries_of_functions(start: str) -> None:
+    with pytest.raises(click.UsageError, match="name it after that, as END"):
         Pair(start, "").known_end(Known())
 
 
