@@ -9,11 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from stapsdtd.cli import options
 from stapsdtd.cli.check import Check
 from stapsdtd.cli.render import paint, wants_color
 from stapsdtd.cli.runtime_checks import check_runtime
+from stapsdtd.cli.runtime_target import asked, check_target
 from stapsdtd.cli.runtimes import RUNTIMES
 from stapsdtd.client import Client, ClientError, InventoryState
 from stapsdtd.runtime.text import escape
@@ -32,23 +34,37 @@ _EXAMPLES = """\b
 Examples:
   stapsdt doctor
   stapsdt doctor python
+  stapsdt doctor java 4711
+  stapsdt doctor /opt/python/bin/python3.12
 """
 
 
+def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    named = [CompletionItem(name) for name in RUNTIMES if name.startswith(incomplete)]
+    return [*named, *options.complete_pid(ctx, parameter, incomplete)]
+
+
 @click.command("doctor", epilog=_EXAMPLES)
-@click.argument("runtime", type=click.Choice(list(RUNTIMES)), required=False)
+@click.argument("words", metavar="[RUNTIME] [PID|PATH]", nargs=-1, shell_complete=_complete)
 @options.as_json
 @click.pass_obj
-def command(server: options.Server, *, runtime: str | None, as_json: bool) -> int:
+def command(server: options.Server, *, words: tuple[str, ...], as_json: bool) -> int:
     """Check that this host has what stapsdtd needs, and suggest how to fix what is missing.
 
-    With a RUNTIME, tell which probes those have that $PATH leads to, or that run, and why one may have none.
+    With a RUNTIME (python, java, node, php, ruby, mysql), tell which probes those have that $PATH leads to, or that
+    run, and why one may have none. With a PID, or the PATH of a program or a library, tell that of this one: which
+    probes it has, when they fire, and whether you may trace it.
 
-    The exit code is 1 if something required is missing, or no such runtime has probes. If the server responds, its own
-    findings take precedence, since it may have access to more than you.
+    The exit code is 1 if something required is missing, or what you ask about has no probes. If the server responds,
+    its own findings take precedence, since it may have access to more than you.
     """
-    if runtime is not None:
-        checks = check_runtime(runtime, server)
+    about = asked(words)
+    if about.has_target:
+        checks = check_target(about, server)
+        _print(checks, as_json=as_json)
+        return 0 if checks and checks[0].available else 1
+    if about.runtime:
+        checks = check_runtime(about.runtime, server)
         _print(checks, as_json=as_json)
         return 0 if any(check.available for check in checks) else 1
     response = _query(server)

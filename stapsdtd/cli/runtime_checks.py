@@ -10,23 +10,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from stapsdtd.catalog.selectors import normalized
 from stapsdtd.cli.check import Check
 from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.cli.render import abbreviate, plural
-from stapsdtd.cli.runtimes import RUNTIMES, Installed, Runtime, installed, running
+from stapsdtd.cli.runtimes import NO_NOTES, RUNTIMES, Installed, Runtime, installed, running
+from stapsdtd.cli.silence import conditions
 from stapsdtd.client import Client, ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from stapsdtd.cli.options import Server
-    from stapsdtd.client import Probe
     from stapsdtd.signatures import Catalog
 
 _TIMEOUT_SECONDS = 10.0
-_NO_NOTES = "has no stapsdt note"
-"""What the server says of a file without probes, whose list is refused."""
 _MAX_PIDS = 5
 
 
@@ -46,25 +43,15 @@ def _installed(client: Client, each: Installed, runtime: Runtime, known: Catalog
         try:
             listing = client.list_probes(files=[file])
         except ClientError as error:
-            if str(error).endswith(_NO_NOTES):
+            if str(error).endswith(NO_NOTES):
                 continue
             return Check(each.name, False, False, f"cannot be checked: {error}", "")
         if probes := [probe for probe in listing if probe.provider in runtime.providers]:
             providers = " and ".join(sorted({probe.provider for probe in probes}))
+            when = conditions(known, ((probe.provider, probe.name) for probe in probes))
             told = f"{file} has {plural(len(probes), 'probe')} of {providers}"
-            return Check(each.name, True, False, "; ".join([told, *_notes(probes, known)]), "")
+            return Check(each.name, True, False, "; ".join([told, *when]), "")
     return Check(each.name, False, False, f"{each.files[0]} has no probes: {each.cause}", each.remedy)
-
-
-def _notes(probes: Iterable[Probe], known: Catalog) -> Sequence[str]:
-    """Return when some of the probes fire."""
-    notes = (
-        f"{probe.provider}:{pattern}: {note}"
-        for probe in sorted(probes, key=lambda probe: (probe.provider, probe.name))
-        for signature in known.of(probe.provider, normalized(probe.name))
-        for pattern, note in signature.notes
-    )
-    return list(dict.fromkeys(notes))
 
 
 def _running(client: Client, runtime: Runtime, asked: set[str]) -> Iterator[Check]:
@@ -78,5 +65,5 @@ def _running(client: Client, runtime: Runtime, asked: set[str]) -> Iterator[Chec
         if pid not in probed and program not in asked:
             lacking.setdefault(program, []).append(str(pid))
     for program, pids in lacking.items():
-        remedy = f"to be told why, put {os.path.dirname(program)} first in $PATH and run this again"
+        remedy = f"to be told why, type: stapsdt doctor {pids[0]}"
         yield Check(program, False, False, f"runs without probes ({abbreviate(pids, _MAX_PIDS)})", remedy)

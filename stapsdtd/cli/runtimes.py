@@ -14,7 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
 
+NO_NOTES = "has no stapsdt note"
+"""What the server says of a file without probes, whose list is refused."""
 _TIMEOUT_SECONDS = 20.0
+_PYTHON_REMEDY = (
+    "configure it --with-dtrace, for which systemtap-sdt-dev has dtrace, or use one that was, such as Debian 12's"
+)
+_JAVA_CAUSE = "it was built without --enable-dtrace"
+_JAVA_REMEDY = "use one that was configured with --enable-dtrace, such as Debian's openjdk-17-jre-headless or Temurin"
+_PHP_REMEDY = "configure it with --enable-dtrace; it fires most only with USE_ZEND_DTRACE=1 in its environment"
 _PYTHON = """
 import json, os, sys, sysconfig
 get = sysconfig.get_config_var
@@ -42,11 +50,17 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """programs: what it is called. providers: of its probes. installed: asks a program about itself."""
+    """programs: what it is called. providers: of its probes. installed: asks a program about itself. libraries: where
+    others than the program have the probes, as globs from the program's folder. cause: why one may have none, and
+    remedy: what helps, as far as that does not depend on its version.
+    """
 
     programs: re.Pattern[str]
     providers: tuple[str, ...]
     installed: Callable[[str], Installed | None]
+    cause: str
+    remedy: str
+    libraries: tuple[str, ...] = ()
 
 
 def _python(program: str) -> Installed | None:
@@ -56,11 +70,8 @@ def _python(program: str) -> Installed | None:
     except (ValueError, TypeError):
         return None
     cause = f"it was configured {'--with-dtrace, but lacks them' if with_dtrace else 'without --with-dtrace'}"
-    remedy = (
-        "configure it --with-dtrace, for which systemtap-sdt-dev has dtrace, or use one that was, such as Debian 12's"
-    )
     # Debian's program has a copy of what its library has
-    return Installed(f"CPython {version}", (executable, *filter(None, [shared])), cause, remedy)
+    return Installed(f"CPython {version}", (executable, *filter(None, [shared])), cause, _PYTHON_REMEDY)
 
 
 def _java(program: str) -> Installed | None:
@@ -71,8 +82,7 @@ def _java(program: str) -> Installed | None:
     if not home or not files:
         return None
     name = f"{properties.get('java.vm.name', 'the JVM')} {properties.get('java.version', '')}".rstrip()
-    remedy = "use one that was configured with --enable-dtrace, such as Debian's openjdk-17-jre-headless or Temurin"
-    return Installed(name, (files[0],), "it was built without --enable-dtrace", remedy)
+    return Installed(name, (files[0],), _JAVA_CAUSE, _JAVA_REMEDY)
 
 
 def _node(program: str) -> Installed | None:
@@ -92,10 +102,8 @@ def _php(program: str) -> Installed | None:
     match = re.match(r"PHP (\d[\w.+~-]*)", _output(program, "-v"))
     if match is None:
         return None
-    remedy = "configure it with --enable-dtrace; it fires most only with USE_ZEND_DTRACE=1 in its environment"
-    return Installed(
-        f"PHP {match[1]}", (os.path.realpath(program),), "it was configured without --enable-dtrace", remedy
-    )
+    cause = "it was configured without --enable-dtrace"
+    return Installed(f"PHP {match[1]}", (os.path.realpath(program),), cause, _PHP_REMEDY)
 
 
 def _ruby(program: str) -> Installed | None:
@@ -127,13 +135,61 @@ def _mysql(program: str) -> Installed | None:
 
 
 RUNTIMES: Mapping[str, Runtime] = {
-    "python": Runtime(re.compile(r"python(3(\.\d+)?t?)?"), ("python",), _python),
-    "java": Runtime(re.compile(r"java"), ("hotspot", "hotspot_jni"), _java),
-    "node": Runtime(re.compile(r"node(js)?"), ("node",), _node),
-    "php": Runtime(re.compile(r"php(-fpm)?[\d.]*"), ("php",), _php),
-    "ruby": Runtime(re.compile(r"ruby[\d.]*"), ("ruby",), _ruby),
-    "mysql": Runtime(re.compile(r"mysqld|mariadbd"), ("mysql",), _mysql),
+    "python": Runtime(
+        re.compile(r"python(3(\.\d+)?t?)?"),
+        ("python",),
+        _python,
+        "it was configured without --with-dtrace",
+        _PYTHON_REMEDY,
+        libraries=("../lib/libpython3*.so.*", "../lib/*/libpython3*.so.*"),
+    ),
+    "java": Runtime(
+        re.compile(r"java"),
+        ("hotspot", "hotspot_jni"),
+        _java,
+        _JAVA_CAUSE,
+        _JAVA_REMEDY,
+        libraries=("../lib/server/libjvm.so", "../lib/*/server/libjvm.so", "../jre/lib/*/server/libjvm.so"),
+    ),
+    "node": Runtime(
+        re.compile(r"node(js)?"),
+        ("node",),
+        _node,
+        "it was configured without --with-dtrace, or is version 19 or later, which has none",
+        "up to 18, configure it --with-dtrace",
+    ),
+    "php": Runtime(
+        re.compile(r"php(-fpm)?[\d.]*"), ("php",), _php, "it was configured without --enable-dtrace", _PHP_REMEDY
+    ),
+    "ruby": Runtime(
+        re.compile(r"ruby[\d.]*"),
+        ("ruby",),
+        _ruby,
+        "it was configured without --enable-dtrace",
+        "configure it with --enable-dtrace",
+        libraries=("../lib/libruby*.so.*", "../lib/*/libruby*.so.*"),
+    ),
+    "mysql": Runtime(
+        re.compile(r"mysqld|mariadbd"),
+        ("mysql",),
+        _mysql,
+        "it was built without ENABLE_DTRACE, or is MySQL 8.0 or later, which has none",
+        "build it with -DENABLE_DTRACE=1, where its source has that",
+    ),
 }
+
+
+def runtime_of(program: str) -> str | None:
+    """Return which runtime a program is, by its name, None if none is known."""
+    name = os.path.basename(program.removesuffix(" (deleted)"))
+    return next((each for each, runtime in RUNTIMES.items() if runtime.programs.fullmatch(name)), None)
+
+
+def files_of(runtime: Runtime, program: str) -> list[str]:
+    """Return the files of a program that may have its probes: it, and its libraries."""
+    real = os.path.realpath(program)
+    found = (path for each in runtime.libraries for path in glob(f"{escape(os.path.dirname(real))}/{each}"))
+    return list(dict.fromkeys([real, *map(os.path.realpath, found)]))
 
 
 def installed(runtime: Runtime, path: str) -> list[Installed]:
