@@ -20,7 +20,7 @@ from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
 from stapsdtd.api.rights import Users
 from stapsdtd.api.server_info import server_info
-from stapsdtd.api.stream_requests import check_stream, stream_of
+from stapsdtd.api.stream_requests import check_id, check_stream, stream_of
 from stapsdtd.api.streams import Streams
 from stapsdtd.api.subscribers import Subscribers
 from stapsdtd.api.texts import RequestTexts
@@ -211,8 +211,9 @@ class StapsdtServicer:
         ident = request.subscription_id
         subscriptions = self._backend.subscriptions
         check_stream(request)
+        subscription = self._subscribers.find(ident, caller)
         take_turns = partial(self._listing.in_turns, caller.rights.client)
-        stream = stream_of(self._subscribers.find(ident, caller), request, subscriptions.collect, take_turns)
+        stream = stream_of(subscription, request, subscriptions.collect, take_turns)
         async with self._calls.cleanup(lambda: subscriptions.lifetimes.stream_closed(ident)):
             with self._streams.opened(stream, caller):
                 # within the cleanup: the client may cancel during this call
@@ -221,6 +222,7 @@ class StapsdtServicer:
                     yield message
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, caller: Caller) -> pb.UnsubscribeResponse:  # noqa: N802
+        check_id(request)
         self._subscribers.find(request.subscription_id, caller)
         ending, is_disarmed = await _end(self._backend, request.subscription_id, caller, self.disarm_seconds)
         return pb.UnsubscribeResponse(

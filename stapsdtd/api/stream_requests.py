@@ -1,4 +1,4 @@
-"""What a Stream call asks for."""
+"""What calls ask of a subscription, most of all Stream."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 
+def check_id(request: pb.StreamRequest | pb.UnsubscribeRequest) -> None:
+    """Raises InvalidArgumentError if the request names no subscription."""
+    if not request.subscription_id:
+        raise InvalidArgumentError("subscription_id", "it is missing: Subscribe returns it")
+
+
 def check_stream(request: pb.StreamRequest) -> None:
     """Raises InvalidArgumentError."""
+    check_id(request)
     if request.encoding not in {pb.StreamRequest.ENCODING_ROWS, pb.StreamRequest.ENCODING_COLUMNS}:
         raise InvalidArgumentError("encoding", "choose ENCODING_ROWS or ENCODING_COLUMNS")
     if request.HasField("from_seq") and request.from_seq == 0:

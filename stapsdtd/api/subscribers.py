@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from stapsdtd.api.access import Caller, Gate
 from stapsdtd.api.policy import Policy
 from stapsdtd.api.rights import Peer
-from stapsdtd.errors import InvalidArgumentError, UnknownSubscriptionError
+from stapsdtd.errors import UnknownSubscriptionError
 from stapsdtd.model import Object
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.installed import credentials_of
@@ -56,11 +56,7 @@ class Subscribers:
             self._subscriptions.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
 
     def find(self, ident: str, caller: Caller) -> Subscription:
-        """Raises InvalidArgumentError without an id, and UnknownSubscriptionError, also for another client's
-        subscription: its existence is not revealed.
-        """
-        if not ident:
-            raise InvalidArgumentError("subscription_id", "it is missing: Subscribe returns it")
+        """Raises UnknownSubscriptionError, also for another client's subscription: its existence is not revealed."""
         subscription = self._subscriptions.get(ident)
         owner = None if subscription.client.name == caller.rights.client else subscription.client.name
         # the subscriber may still read the End, and what fired before, after its rights were revoked

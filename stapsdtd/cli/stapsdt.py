@@ -16,7 +16,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import click
 
 from stapsdtd import __version__
-from stapsdtd.addresses import DEFAULT_ADDRESS
+from stapsdtd.addresses import DEFAULT_ADDRESS, WrongAddressError, matched
 from stapsdtd.cli.options import Server
 from stapsdtd.cli.render import discard_output, point_at, print_stderr
 from stapsdtd.errors import StapsdtdError
@@ -97,8 +97,10 @@ class _Commands(click.Group):
 
 def _check_server(ctx: click.Context, option: click.Parameter, server: str) -> str:
     del ctx, option
-    if not server.startswith(("unix:", "tcp:")) or server == "unix:":
-        raise click.BadParameter(f"{server!r} is not of the form unix:PATH or tcp:HOST:PORT")
+    try:
+        matched(server)
+    except WrongAddressError as error:
+        raise click.BadParameter(str(error)) from None
     return server
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
-from stapsdtd.addresses import LOOPBACK_HOSTS
+from stapsdtd.addresses import LOOPBACK_HOSTS, WrongAddressError, matched
 from stapsdtd.client.errors import InvalidTargetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_UNIX = ("unix:", "unix-abstract:")
-_TCP = re.compile(r"tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +26,11 @@ class Tls:
 
 def resolve(target: str, tls: Tls | None) -> tuple[str, grpc.ChannelCredentials | None]:
     """Return the target in gRPC's syntax, and credentials, or None to connect without. Raises InvalidTargetError."""
-    match = _TCP.fullmatch(target)
-    if match is None:
-        if target.startswith("tcp:"):
-            raise InvalidTargetError(f"{target!r} is not of the form tcp:HOST:PORT")
-        if not target.startswith(_UNIX):
-            # gRPC would look for a host of this name
-            raise InvalidTargetError(f"{target!r} is not of the form unix:PATH or tcp:HOST:PORT")
+    try:
+        match = matched(target)
+    except WrongAddressError as error:
+        raise InvalidTargetError(str(error)) from None
+    if match["path"]:
         if tls is not None:
             raise InvalidTargetError(f"{target} takes no certificate; only tcp:HOST:PORT does")
         return target, None

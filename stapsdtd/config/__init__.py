@@ -9,12 +9,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from stapsdtd.addresses import DEFAULT_ADDRESS, LOOPBACK_HOSTS
+from stapsdtd.addresses import DEFAULT_ADDRESS, LOOPBACK_HOSTS, WrongAddressError, matched
 from stapsdtd.errors import InvalidArgumentError
 
 ENGINES = ("auto", "bpf", "ftrace")
-
-_ADDRESS = re.compile(r"unix:(?P<path>/.+|[^/:@\0].*)|tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
 
 # What the file may contain. Errors quote the descriptions.
 Count = Annotated[int, Meta(ge=1, description="a whole number above 0")]
@@ -241,7 +239,7 @@ def _check_metrics(listener: Listener, others: Sequence[str]) -> None:
 
 
 def _matched(key: str, listener: Listener) -> re.Match[str]:
-    match = _ADDRESS.fullmatch(listener.address)
-    if match is None or (match["port"] and int(match["port"]) > 0xFFFF):
-        raise InvalidArgumentError(key, f"{listener.address!r} is not of the form unix:PATH or tcp:HOST:PORT")
-    return match
+    try:
+        return matched(listener.address)
+    except WrongAddressError as error:
+        raise InvalidArgumentError(key, str(error)) from None

@@ -515,11 +515,17 @@ def test_unknown_subscription(server: Served) -> None:
     assert streams() == before
 
 
-def test_subscription_without_an_id(server: Served) -> None:
-    for call in (lambda: server.stream(""), lambda: server.unsubscribe("")):
-        code, text = refused_with(call)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert text == "subscription_id: it is missing: Subscribe returns it"
+_SERVICE = pb.DESCRIPTOR.services_by_name["StapsdtService"]
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in _SERVICE.methods if "subscription_id" in each.input_type.fields_by_name]
+)
+def test_subscription_without_an_id(server: Served, name: str) -> None:
+    request_ = getattr(pb, f"{name}Request")()
+    code, text = refused_with(lambda: getattr(server.stub, name)(request_, timeout=PATIENCE_SECONDS))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert text == "subscription_id: it is missing: Subscribe returns it"
 
 
 class TestSubscribe:

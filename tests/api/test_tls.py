@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -338,17 +339,24 @@ def test_plain_tcp_on_loopback(tmp_path: Path, address: str) -> None:
         assert role_of(client) == "user"
 
 
-@pytest.mark.parametrize("target", ["tcp:localhost", "tcp:localhost:http", "tcp:::1:5", "tcp:a/b:5"])
-def test_addresses_that_are_none(target: str) -> None:
-    with pytest.raises(InvalidTargetError, match="not of the form tcp:HOST:PORT"):
-        Client(target)
-
-
-@pytest.mark.parametrize("target", ["localhost:50051", "/run/stapsdtd.sock", "", "dns:///localhost:5"])
-def test_addresses_without_a_scheme(target: str) -> None:
-    """GRPC would look for hosts of these names, for as long as a call may take."""
-    with pytest.raises(InvalidTargetError, match="not of the form unix:PATH or tcp:HOST:PORT"):
-        Client(target)
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("tcp:localhost", "tcp:localhost:http", "tcp:::1:5", "tcp:a/b:5", "tcp:localhost:65536"),
+        *("localhost:50051", "/run/stapsdtd.sock", "x.sock", "", "dns:///localhost:5"),
+        *("unix:", "unix-abstract:x"),
+    ],
+)
+def test_addresses_that_are_none(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """GRPC would look for hosts of some of these names, for as long as a call may take."""
+    told = f"{target!r} is not of the form unix:PATH or tcp:HOST:PORT"
+    for client in (Client, AsyncClient):
+        with pytest.raises(InvalidTargetError, match=f"^{re.escape(told)}$"):
+            client(target)
+    assert stapsdt.run(["--server", target, "list"]) == 2
+    assert told in capsys.readouterr().err
+    with pytest.raises(InvalidArgumentError, match=re.escape(told)):
+        validated(Config((Listener(target),)))
 
 
 @pytest.mark.parametrize("host", ["db1.example", "127.0.0.2", "127.1", "127x0.0.1", "127.0.0.1.example", "localhost.x"])
