@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 _SHOWN_CHARACTERS = 80
 """Of what a client wrote: a message has to fit into the metadata of a response."""
 
 
+REQUEST = "request"
+"""The field of errors that are about a request as a whole."""
+
+
 class StapsdtdError(Exception):
-    """Base of all errors of this package. The text is meant for users.
+    """Base of all errors of this package. The text is meant for users, and programs have the attributes.
 
     grpc_code: the gRPC status code (grpc.StatusCode) that a client gets.
+    field: the path of the request's field that the error is about, `clauses[1].where`, or REQUEST.
+    value: the one of the field's values that it is about, if the field has several.
     """
 
     grpc_code: ClassVar[str] = "FAILED_PRECONDITION"
+    field: str = REQUEST
+    value: object = None
+
+    @property
+    def kind(self) -> str:
+        """The name by which programs know the error: NO_MATCH for a NoMatchError."""
+        return _WORD.sub("_", type(self).__name__.removesuffix("Error")).upper()
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What else the error tells programs."""
+        return {}
+
+
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Name the field of a request that an error raised inside is about, if the error names none."""
+    try:
+        yield
+    except StapsdtdError as error:
+        if error.field == REQUEST:
+            error.field = field
+        raise
 
 
 class ObjectUnreadableError(StapsdtdError):
@@ -47,38 +83,67 @@ class ObjectGoneError(StapsdtdError):
         super().__init__(f"{path}: no process maps it any more")
         self.path = path
 
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"path": self.path}
+
 
 class FileRefusedError(StapsdtdError):
     """A file that a client named cannot be used."""
 
+    field = "files"
+
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = path
+        self.path = self.value = path
         self.reason = reason
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"path": self.path}
 
 
 class InventoryError(StapsdtdError):
     """Installed files cannot be looked for."""
 
+    field = "installed"
+
 
 class InvalidArgumentError(StapsdtdError):
     """A field of a request or configuration is invalid.
 
-    column, counted from 0, is where in text the error is; both are set only for fields that are parsed.
+    column, counted from 0, is where in text the error is; both are set only for fields that are parsed. value: see
+    StapsdtdError; the text, if there is one. capture: which one of a capture list it is about, from 0.
     """
 
     grpc_code = "INVALID_ARGUMENT"
 
-    def __init__(self, field: str, reason: str, column: int | None = None, text: str = "") -> None:
+    def __init__(
+        self,
+        field: str,
+        reason: str,
+        column: int | None = None,
+        text: str = "",
+        *,
+        value: object = None,
+        capture: int | None = None,
+    ) -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
         self.column = column
         self.text = text
+        self.value = value if column is None else text
+        self.capture = capture
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {} if self.capture is None else {"capture": str(self.capture)}
 
     def within(self, outer: str) -> InvalidArgumentError:
         """Return the same error of a field of a message that is itself in a field."""
-        return InvalidArgumentError(f"{outer}.{self.field}", self.reason, self.column, self.text)
+        inner = f"{outer}.{self.field}"
+        return InvalidArgumentError(inner, self.reason, self.column, self.text, value=self.value, capture=self.capture)
 
 
 class MalformedRequestError(InvalidArgumentError):
@@ -101,17 +166,23 @@ class UnknownSubscriptionError(StapsdtdError):
     """No subscription has this id: it never existed, was ended, or its lease expired."""
 
     grpc_code = "NOT_FOUND"
+    field = "subscription_id"
 
     def __init__(self, subscription_id: str) -> None:
         shown = subscription_id[:_SHOWN_CHARACTERS]
         super().__init__(f"no subscription {shown!r}: it ended or its lease expired")
         self.subscription_id = subscription_id
 
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"subscription_id": self.subscription_id}
+
 
 class NoMatchError(StapsdtdError):
     """No probe matches, and the client does not want to wait for one."""
 
     grpc_code = "NOT_FOUND"
+    field = "require_match"
 
     def __init__(self) -> None:
         super().__init__("no probe matches")
@@ -120,11 +191,36 @@ class NoMatchError(StapsdtdError):
 class NotArmedError(StapsdtdError):
     """Not all sites that match are armed, and the client wants all or none."""
 
+    field = "all_or_nothing"
+
+    def __init__(self, count: int, failed: int, probe: str, place: str, reason: str) -> None:
+        """count: of sites that match. failed: how many of them are not armed. probe, place, reason: of one of these."""
+        super().__init__(f"{failed} of {count} sites are not armed, such as {probe} {place}: {reason}")
+        self._facts = {
+            "sites": str(count), "failed": str(failed), "probe": probe, "place": place, "reason": reason
+        }  # fmt: skip
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return self._facts
+
 
 class LimitReachedError(StapsdtdError):
-    """A limit of the server or a quota of the client is exhausted."""
+    """A limit of the server or a quota of the client is exhausted.
+
+    limit: the setting, such as `max_subscriptions`, or what else there is only so much of.
+    """
 
     grpc_code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, text: str, limit: str, field: str = REQUEST) -> None:
+        super().__init__(text)
+        self.limit = limit
+        self.field = field
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"limit": self.limit}
 
 
 class ServerStoppingError(StapsdtdError):
@@ -166,6 +262,15 @@ class HostRefusedError(StapsdtdError, OSError):
         what = f"{self.operation} {self.subject}".rstrip()
         return f"{what}: {self.strerror}; {self.remedy}" if self.remedy else f"{what}: {self.strerror}"
 
+    @property
+    def facts(self) -> dict[str, str]:
+        return {
+            "operation": self.operation,
+            "subject": self.subject,
+            "errno": errno.errorcode.get(self.errno or 0, str(self.errno)),
+            "remedy": self.remedy,
+        }
+
 
 _classes: dict[tuple[type[HostRefusedError], int], type[HostRefusedError]] = {}
 
@@ -183,13 +288,17 @@ class TracefsRejectedError(StapsdtdError):
     kernel_message: the text of error_log, or empty. remedy: what mends it, where the kernel says nothing.
     """
 
-    def __init__(self, path: str, line: str, errno: int, kernel_message: str, remedy: str = "") -> None:
+    def __init__(self, path: str, line: str, number: int, kernel_message: str, remedy: str = "") -> None:
         suffix = f": {kernel_message}" if kernel_message else f"; {remedy}" if remedy else ""
-        super().__init__(f"{path}: the kernel refused {line!r}: {os.strerror(errno)}{suffix}")
+        super().__init__(f"{path}: the kernel refused {line!r}: {os.strerror(number)}{suffix}")
         self.path = path
         self.line = line
-        self.errno = errno
+        self.errno = number
         self.kernel_message = kernel_message
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"path": self.path, "line": self.line, "kernel_message": self.kernel_message}
 
 
 class KernelFeatureError(StapsdtdError):
@@ -201,8 +310,25 @@ class KernelFeatureError(StapsdtdError):
         self.reason = reason
         self.remedy = remedy
 
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"feature": self.feature, "remedy": self.remedy}
+
 
 class AccessDeniedError(StapsdtdError):
-    """The client's role does not allow the request."""
+    """The client's role does not allow the request.
+
+    right: what the role would have to have, such as `list`. value: see StapsdtdError.
+    """
 
     grpc_code = "PERMISSION_DENIED"
+
+    def __init__(self, text: str, right: str, field: str = REQUEST, *, value: object = None) -> None:
+        super().__init__(text)
+        self.right = right
+        self.field = field
+        self.value = value
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"right": self.right}

@@ -96,7 +96,8 @@ class Gate:
                 percent = caller.rights.quotas.max_cpu_percent
                 error = LimitReachedError(
                     f"{client} takes more than {percent} % of a processor, which its role allows it beside others; "
-                    f"try again in {seconds:.0f} s"
+                    f"try again in {seconds:.0f} s",
+                    "max_cpu_percent",
                 )
                 self.record_refusal("call", caller.call, caller.peer, error)
                 raise error
@@ -122,4 +123,5 @@ class Gate:
     def _check_rate(self, client: str, per_second: int | None) -> None:
         """Raises LimitReachedError."""
         if per_second is not None and not self._requests.take(client, per_second):
-            raise LimitReachedError(f"{client} makes more than {per_second} requests a second; try again later")
+            text = f"{client} makes more than {per_second} requests a second; try again later"
+            raise LimitReachedError(text, "max_requests_per_second")

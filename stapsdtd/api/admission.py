@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stapsdtd.api.access import Caller, Gate
-from stapsdtd.api.errors import Context, abort_on_error
+from stapsdtd.api.errors import Asked, Context, abort_on_error
 from stapsdtd.api.parts import as_bytes
 from stapsdtd.api.unread import UnreadAnswers
 from stapsdtd.errors import MalformedRequestError, UnknownMethodError
@@ -89,21 +89,23 @@ class Admission(grpc.aio.ServerInterceptor):
                 await self._gate.wait_for_turn(caller)
             return caller
 
-        def begun(caller: Caller, requests: _Requests, context: Context) -> Any:
-            parsed = _parsed(caller, parse, requests) if isinstance(requests, bytes) else messages(requests, context)
-            return method(parsed, caller if path in _CALLS else context)
+        def begun(caller: Caller, requests: _Requests, context: Context, asked: Asked) -> Any:
+            if not isinstance(requests, bytes):
+                return method(messages(requests, context), context)
+            asked.request = _parsed(caller, parse, requests)
+            return method(asked.request, caller if path in _CALLS else context)
 
         async def messages(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             async for request in requests:
                 yield _parsed(await enter(context), parse, request)
 
         async def answer(requests: _Requests, context: Context) -> Any:
-            async with abort_on_error(context):
+            async with abort_on_error(context) as asked:
                 caller = await enter(context)
                 client = caller.peer.client
                 if path != _UNSUBSCRIBE:
                     self._unread.check(client)
-                work = _awaited(partial(begun, caller, requests, context))
+                work = _awaited(partial(begun, caller, requests, context, asked))
                 # this frame may outlive the call, see `abort_on_error`
                 del requests
                 response = as_bytes(await self._charged(caller, work))
@@ -114,9 +116,9 @@ class Admission(grpc.aio.ServerInterceptor):
                 return response
 
         async def answers(requests: _Requests, context: Context) -> AsyncIterator[Any]:
-            async with abort_on_error(context):
+            async with abort_on_error(context) as asked:
                 caller = await enter(context)
-                async with aclosing(begun(caller, requests, context)) as responses:
+                async with aclosing(begun(caller, requests, context, asked)) as responses:
                     while (response := await self._charged(caller, anext(responses, None))) is not None:
                         yield response
                         await self._gate.pause(caller)

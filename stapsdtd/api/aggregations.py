@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, linear, log_linear
+from stapsdtd.catalog.selector_text import head_of
 from stapsdtd.catalog.selectors import Selector, parse_capture
 from stapsdtd.config.request_limits import MAX_KEYS
 from stapsdtd.errors import InvalidArgumentError
@@ -79,7 +80,8 @@ def parse_aggregation(clause: pb.Clause, selectors: Sequence[Selector], expressi
 def check_no_captures(selectors: Sequence[Selector], field: str) -> None:
     for selector in selectors:
         if selector.captures is not None:
-            raise InvalidArgumentError(field, f"{selector.text}: an aggregation has no use for a capture list")
+            reason, text = "an aggregation has no use for a capture list", selector.text
+            raise InvalidArgumentError(field, f"{text}: {reason}", len(head_of(text)), text)
 
 
 def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, ...], Buckets | None]:
@@ -94,19 +96,20 @@ def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, 
         elif each.function in _HISTOGRAMS:
             function, (count, _) = Function.HISTOGRAM, _HISTOGRAMS[each.function]
         else:
-            raise InvalidArgumentError(field, f"there is no function {each.function}")
+            raise InvalidArgumentError(field, f"there is no function {each.function}", value=each)
         name = pb.AggregateFunction.Function.Name(each.function).removeprefix("FUNCTION_").lower()
         if len(each.parameters) != count:
-            raise InvalidArgumentError(field, f"{name} has {count} parameters, not {len(each.parameters)}")
+            reason = f"{name} has {count} parameters, not {len(each.parameters)}"
+            raise InvalidArgumentError(field, reason, value=each)
         if function in functions:
             kind = "one histogram" if function is Function.HISTOGRAM else f"one {name}"
-            raise InvalidArgumentError(field, f"only {kind} is possible")
+            raise InvalidArgumentError(field, f"only {kind} is possible", value=each)
         functions.append(function)
         if function is Function.HISTOGRAM:
             try:
                 buckets = _HISTOGRAMS[each.function][1](each.parameters)
             except ValueError as error:
-                raise InvalidArgumentError(field, f"{name}: {error}") from None
+                raise InvalidArgumentError(field, f"{name}: {error}", value=each) from None
     return tuple(functions), buckets
 
 
@@ -141,32 +144,28 @@ def _words(key: KeySource | ExpressionSource) -> int:
 def _check_pair(source: KeySource | ExpressionSource, text: str, field: str, *, in_span: bool) -> None:
     captures = [] if isinstance(source, HitField) else [source] if isinstance(source, Capture) else source.captures
     if not in_span and any(map(is_of_pair, captures)):
-        raise InvalidArgumentError(field, f"{text} is known of spans alone, and the request has none")
+        raise InvalidArgumentError(field, f"{text} is known of spans alone, and the request has none", 0, text)
 
 
 def parse_key(text: str, expressions: Expressions, field: str) -> KeySource | ExpressionSource:
     """Parse a part of a key. field: of the request."""
     check_length(text, field)
     if before := _OF_START.match(text):
-        return of_start(_short_key(text[before.end() :], field))
+        return of_start(_capture(text, before.end(), field))
     if not _SHORT_FORM.fullmatch(text):
         return expressions.value(text, field, _key)
-    return _short_key(text, field)
+    return _capture(text, 0, field)
 
 
 def _key(expression: Expression) -> KeySource | ExpressionSource:
     return key_source(expression, _MOST_KEY_BYTES)
 
 
-def _short_key(text: str, field: str) -> Capture:
-    return _capture(text, field)
-
-
 def _value(text: str, expressions: Expressions, *, in_span: bool) -> Capture | ExpressionSource:
     check_length(text, _VALUE)
     before = _OF_START.match(text)
     if before or _SHORT_FORM.fullmatch(text):
-        capture = _capture(text[before.end() :] if before else text, _VALUE)
+        capture = _capture(text, before.end() if before else 0, _VALUE)
         if capture.is_pointed_to:
             kind = "a string" if capture.is_string else "bytes"
             raise InvalidArgumentError(_VALUE, f"{text.strip()} is {kind}, and a number is needed", 0, text)
@@ -177,8 +176,9 @@ def _value(text: str, expressions: Expressions, *, in_span: bool) -> Capture | E
     return value
 
 
-def _capture(text: str, field: str) -> Capture:
+def _capture(text: str, begin: int, field: str) -> Capture:
+    """begin: where in the text it is."""
     try:
-        return parse_capture(text)
+        return parse_capture(text[begin:])
     except ValueError as error:
-        raise InvalidArgumentError(field, str(error), 0, text) from None
+        raise InvalidArgumentError(field, str(error), begin, text) from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.errors import InvalidArgumentError, about
 from stapsdtd.kernel import container_names, containers
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import Cgroup
@@ -59,11 +59,12 @@ def of_cgroups(hierarchy: Hierarchy, field: str, given: Sequence[str]) -> tuple[
     Raises InvalidArgumentError, and KernelFeatureError on a host without the unified hierarchy.
     """
     _check_count(field, given)
-    paths = [each if "/" in each or not each else _path_of(hierarchy, field, each) for each in given]
-    locations = [(path, hierarchy.find(path)) for path in paths]
-    missing = [path for path, location in locations if location is None]
+    with about(field):
+        paths = [each if "/" in each or not each else _path_of(hierarchy, field, each) for each in given]
+        locations = [(path, hierarchy.find(path)) for path in paths]
+    missing = [(name, path) for name, (path, location) in zip(given, locations, strict=True) if location is None]
     if missing:
-        raise InvalidArgumentError(field, no_cgroup(missing[0]))
+        raise InvalidArgumentError(field, no_cgroup(missing[0][1]), value=missing[0][0])
     return tuple(Cgroup(path, location.id, location.level) for path, location in locations if location is not None)
 
 
@@ -78,7 +79,8 @@ def _path_of(hierarchy: Hierarchy, field: str, name: str) -> str:
     level = min((path.count("/") for path in paths), default=0)
     topmost = sorted(path for path in paths if path.count("/") == level)
     if len(topmost) > 1:
-        raise InvalidArgumentError(field, f"{name!r} is the name of {_listed(topmost)}; write the path of one")
+        reason = f"{name!r} is the name of {_listed(topmost)}; write the path of one"
+        raise InvalidArgumentError(field, reason, value=name)
     return topmost[0] if topmost else name
 
 
@@ -90,7 +92,8 @@ def of_containers(
     names_of: None for a client that may not learn which containers others have.
     """
     _check_count(field, names)
-    paths_by_container = containers.cgroups_of(hierarchy.all_paths()) if names else {}
+    with about(field):
+        paths_by_container = containers.cgroups_of(hierarchy.all_paths()) if names else {}
     given_names = names_of(paths_by_container) if names and names_of else {}
     result: dict[Cgroup, None] = {}
     for name in dict.fromkeys(names):
@@ -98,12 +101,12 @@ def of_containers(
         matches = sorted({*by_id, *container_names.called(name, given_names)})
         if len(matches) > 1:
             shown = [f"{each} ({given_names[each]})" if each in given_names else each for each in matches]
-            raise InvalidArgumentError(field, _ambiguous(name, shown, is_id=len(by_id) == len(matches)))
+            raise InvalidArgumentError(field, _ambiguous(name, shown, is_id=len(by_id) == len(matches)), value=name)
         # without any cgroup a container would not restrict the events, so one that has just gone is an error as well
         locations = [(path, hierarchy.find(path)) for container in matches for path in paths_by_container[container]]
         living = [Cgroup(path, location.id, location.level) for path, location in locations if location is not None]
         if not living:
-            raise InvalidArgumentError(field, _no_container(name, knows_names=names_of is not None))
+            raise InvalidArgumentError(field, _no_container(name, knows_names=names_of is not None), value=name)
         result.update(dict.fromkeys(living))
     return tuple(result)
 

@@ -35,10 +35,11 @@ def parse_chain(clause: pb.Clause, functions: Sequence[str]) -> Chain | None:
 
 def _parse(text: str) -> tuple[str, str]:
     if len(text) > _MAX_CHARACTERS:
-        raise InvalidArgumentError(_FIELD, f"names are limited to {_MAX_CHARACTERS} characters; one has {len(text)}")
+        reason = f"names are limited to {_MAX_CHARACTERS} characters; one has {len(text)}"
+        raise InvalidArgumentError(_FIELD, reason, _MAX_CHARACTERS, text)
     found = _NAME.fullmatch(text)
     if found is None:
-        raise InvalidArgumentError(_FIELD, f"{text!r} is no function: write FUNCTION or MODULE:FUNCTION")
+        raise InvalidArgumentError(_FIELD, f"{text!r} is no function: write FUNCTION or MODULE:FUNCTION", 0, text)
     return found["module"] or "", found["function"]
 
 
@@ -59,15 +60,19 @@ def _with_functions(clause: ClauseSpec, functions: Sequence[Object]) -> ClauseSp
     selectors = SelectorSet(clause.selectors)
     found: list[tuple[str, str]] = []
     for module, name in clause.chain.functions:
-        obj = _only(module, name, functions)
+        obj, text = _only(module, name, functions), _written(module, name)
         if (obj.path, name) in found:
-            raise InvalidArgumentError(_FIELD, f"{obj.path}:{name} is named twice")
+            raise InvalidArgumentError(_FIELD, f"{obj.path}:{name} is named twice", 0, text)
         found.append((obj.path, name))
-        entries, returns = (_chosen(selectors, obj, name, end) for end in (ENTRY, RETURN))
+        entries, returns = (_chosen(selectors, obj, name, end, text) for end in (ENTRY, RETURN))
         if entries != returns:
             reason = f"selectors choose the entry and the return of {obj.path}:{name} for different processes"
-            raise InvalidArgumentError(_FIELD, reason)
+            raise InvalidArgumentError(_FIELD, reason, 0, text)
     return replace(clause, chain=Chain(tuple(found)))
+
+
+def _written(module: str, name: str) -> str:
+    return f"{module}:{name}" if module else name
 
 
 def _only(module: str, name: str, functions: Iterable[Object]) -> Object:
@@ -77,21 +82,22 @@ def _only(module: str, name: str, functions: Iterable[Object]) -> Object:
         for each in functions
         if module in {"", each.path} and any(site.function == name for site in each.parsed.sites)
     ]
-    text = f"{module}:{name}" if module else name
+    text = _written(module, name)
     if not found:
-        raise InvalidArgumentError(_FIELD, f"{text} is not among the request's `functions`")
+        raise InvalidArgumentError(_FIELD, f"{text} is not among the request's `functions`", 0, text)
     if len(found) > 1:
         modules = ", ".join(sorted(each.path for each in found))
-        raise InvalidArgumentError(_FIELD, f"{text} is a function of {modules}; write MODULE:FUNCTION")
+        raise InvalidArgumentError(_FIELD, f"{text} is a function of {modules}; write MODULE:FUNCTION", 0, text)
     return found[0]
 
 
-def _chosen(selectors: SelectorSet, obj: Object, name: str, end: str) -> frozenset[int] | None:
-    """Return the processes for which an end of a function is chosen, None for all."""
+def _chosen(selectors: SelectorSet, obj: Object, name: str, end: str, text: str) -> frozenset[int] | None:
+    """Return the processes for which an end of a function is chosen, None for all. text: of the function."""
     sites = [site for site in obj.parsed.sites if site.function == name and site.name == end]
     (meant,) = finish(selectors.meant([(obj.path, obj.parsed.providers)]))
     by_site = [selectors.pids(chosen) for chosen in finish(selectors.choose(meant, sites))]
     if not by_site:
         selector = f"{PROVIDER}:{obj.path}:{name}:{end}"
-        raise InvalidArgumentError(_FIELD, f"no selector of the clause chooses {selector}, which it needs")
+        reason = f"no selector of the clause chooses {selector}, which it needs"
+        raise InvalidArgumentError(_FIELD, reason, 0, text)
     return None if None in by_site else frozenset().union(*(pids or () for pids in by_site))

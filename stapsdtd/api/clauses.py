@@ -14,7 +14,9 @@ from stapsdtd.catalog.selectors import Selector
 from stapsdtd.config.request_limits import MAX_CLAUSES, MAX_FIELDS, MAX_TAG_BYTES
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import BuiltIn
+from stapsdtd.query import expression
 from stapsdtd.query.expression import Cgroup, Condition
+from stapsdtd.query.parse import column_of
 from stapsdtd.query.scope import combined
 from stapsdtd.query.sources import ExpressionSource
 from stapsdtd.sessions.fields import ComputedField, Field
@@ -83,11 +85,6 @@ def _check_tag(tag: str, others: set[str]) -> None:
         raise InvalidArgumentError("tag", f"another clause is {tag!r}, too")
 
 
-def _check_start(where: Condition) -> None:
-    if is_of_pairs(where):
-        raise InvalidArgumentError("span.start_where", "elapsed is not known yet when a span begins")
-
-
 class _ClauseParser:
     """Of one request. What clauses have in common is made of its text once."""
 
@@ -105,6 +102,7 @@ class _ClauseParser:
         if clause.HasField("span"):
             of_hits, span = self._span(clause, parsed, aggregation)
         else:
+            self._check_no_pairs("where", clause.where, "elapsed is the time of a span, and the request has none")
             (of_hits, _), span = self._required("where", clause.where, self._of_hits), None
         return ClauseSpec(
             parsed,
@@ -128,8 +126,10 @@ class _ClauseParser:
         span, starts = parse_span(clause.span, self._texts, ends=ends, aggregation=aggregation)
         chooses = clause.span.filters_choose
         of_end, pair_predicate = self._required("where", clause.where, self._divided if chooses else self._of_pair)
-        of_starts = self._of_starts if chooses or span.is_of_calls else self._of_pairs_start
-        of_start, start_predicate = self._required("span.start_where", clause.span.start_where, of_starts)
+        of_starts = self._of_hits if chooses or span.is_of_calls else self._of_pair
+        start_where = clause.span.start_where
+        self._check_no_pairs("span.start_where", start_where, "elapsed is not known yet when a span begins")
+        of_start, start_predicate = self._required("span.start_where", start_where, of_starts)
         report_open_ns = clause.span.report_open_ms * 1_000_000
         return of_end, SpanSpec(span, starts, of_start, start_predicate, pair_predicate, report_open_ns)
 
@@ -137,9 +137,11 @@ class _ClauseParser:
         """Return what a condition and the scope require. requirements: of the condition; see `_Required`."""
         return self._texts.expressions.condition(text, field, requirements) if text.strip() else (self._of_all, None)
 
+    def _check_no_pairs(self, field: str, text: str, reason: str) -> None:
+        if text.strip() and self._texts.expressions.condition(text, field, is_of_pairs):
+            raise InvalidArgumentError(field, reason, column_of(expression.Field.ELAPSED.value, text), text)
+
     def _of_hits(self, where: Condition) -> _Required:
-        if is_of_pairs(where):
-            raise InvalidArgumentError("where", "elapsed is the time of a span, and the request has none")
         return self._of_scope.and_also(where), None
 
     def _divided(self, where: Condition) -> _Required:
@@ -151,14 +153,6 @@ class _ClauseParser:
         self._of_scope.and_also(where)
         return self._of_all, where
 
-    def _of_starts(self, where: Condition) -> _Required:
-        _check_start(where)
-        return self._of_scope.and_also(where), None
-
-    def _of_pairs_start(self, where: Condition) -> _Required:
-        _check_start(where)
-        return self._of_pair(where)
-
     def _fields(self, texts: Sequence[str], *, in_span: bool) -> tuple[Field, ...]:
         if len(texts) > MAX_FIELDS:
             raise InvalidArgumentError("fields", f"there are {len(texts)}; the limit is {MAX_FIELDS}")
@@ -169,5 +163,5 @@ class _ClauseParser:
             return _BUILT_INS[text]
         source = self._texts.expressions.value(text, "fields", ExpressionSource)
         if not in_span and any(map(is_of_pair, source.captures)):
-            raise InvalidArgumentError("fields", f"{text} is known of spans alone, and the request has none")
+            raise InvalidArgumentError("fields", f"{text} is known of spans alone, and the request has none", 0, text)
         return ComputedField(text, source)

@@ -46,7 +46,7 @@ class OpenConnections:
         """Raises AccessDeniedError if the peer connects too often, or no role applies to it."""
         quota = self._gate.policy.rights(peer).quotas.max_connections
         if quota is not None and not self._attempts.take(peer.client, ATTEMPTS_PER_SECOND):
-            raise AccessDeniedError(f"{peer.client} connects more than {ATTEMPTS_PER_SECOND} times a second")
+            raise AccessDeniedError(f"{peer.client} connects more than {ATTEMPTS_PER_SECOND} times a second", "connect")
 
     def take_disconnected(self, peer: Peer) -> None:
         """Take further attempts of a client that was disconnected, so that it waits before it goes on."""
@@ -59,11 +59,11 @@ class OpenConnections:
         """
         quota = self._gate.policy.rights(peer).quotas.max_connections
         if quota is not None and self._by_client[peer.client] >= quota:
-            raise AccessDeniedError(f"{peer.client} has {quota} connections, as many as its role allows")
+            raise AccessDeniedError(f"{peer.client} has {quota} connections, as many as its role allows", "connect")
         # clients with a quota cannot together lock out those without one
         limit = self._limit - (self._limit // 8 if quota is not None else 0)
         if self.count >= limit:
-            raise AccessDeniedError(f"there are {self.count} connections, as many as this server allows")
+            raise AccessDeniedError(f"there are {self.count} connections, as many as this server allows", "connect")
         return self._counted(peer)
 
     @contextmanager

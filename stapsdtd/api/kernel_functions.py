@@ -11,7 +11,7 @@ from stapsdtd.api.backend import Backend
 from stapsdtd.api.kernel_shapes import enumerator_messages, shape_message
 from stapsdtd.api.texts import RequestTexts
 from stapsdtd.arch.registry import of_host
-from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
+from stapsdtd.errors import InvalidArgumentError, KernelFeatureError, about
 from stapsdtd.functions.attaching import Way
 from stapsdtd.functions.lookup import MAX_TRACED
 from stapsdtd.functions.model import FunctionArgument, KernelFunction, Unfound
@@ -36,10 +36,11 @@ async def list_functions(
     caller.log(logging.DEBUG, "allowed", functions=" ".join(request.functions)[:_LOGGED_CHARACTERS])
     client = caller.rights.client
     selectors = await asyncio.to_thread(RequestTexts(backend.limits).functions, request.functions)
-    if request.names_only:
-        names = await asyncio.wrap_future(backend.functions.names(client, selectors))
-        return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
-    found = await asyncio.wrap_future(backend.functions.functions(client, selectors, with_shapes=request.types))
+    with about(FIELD):
+        if request.names_only:
+            names = await asyncio.wrap_future(backend.functions.names(client, selectors))
+            return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
+        found = await asyncio.wrap_future(backend.functions.functions(client, selectors, with_shapes=request.types))
     return pb.ListKernelFunctionsResponse(
         functions=map(_function, found.functions),
         unknown=map(_unfound, found.unfound),
@@ -61,14 +62,17 @@ async def traced_functions(
     with caller.recording_refusals():
         caller.rights.check_functions()
     if backend.engine != _ENGINE:
-        raise KernelFeatureError(_ENGINE, f"the {backend.engine} engine does not trace kernel functions", _REMEDY)
+        with about(FIELD):
+            raise KernelFeatureError(_ENGINE, f"the {backend.engine} engine does not trace kernel functions", _REMEDY)
     selectors = texts.functions(functions)
     if sum(bool(selector.values) for selector in selectors) > _MAX_WITH_VALUES:
         raise InvalidArgumentError(FIELD, f"at most {_MAX_WITH_VALUES} may have values")
-    found = await asyncio.wrap_future(backend.functions.functions(caller.rights.client, selectors, most=MAX_TRACED))
+    with about(FIELD):
+        found = await asyncio.wrap_future(backend.functions.functions(caller.rights.client, selectors, most=MAX_TRACED))
     for unknown in found.unfound:
         meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
-        raise InvalidArgumentError(FIELD, f"{unknown.selector}: {unknown.reason}{meant}")
+        reason = f"{unknown.selector}: {unknown.reason}{meant}"
+        raise InvalidArgumentError(FIELD, reason, 0, unknown.selector)
     if found.left_out:
         raise InvalidArgumentError(FIELD, f"{found.left_out} functions too many match; {MAX_TRACED} are possible")
     for function in found.functions:

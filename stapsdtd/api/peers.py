@@ -75,7 +75,7 @@ class PeerTable:
         """Return the peer with an address as gRPC names it. Raises AccessDeniedError if it bypassed the relay."""
         peer = self._peers.get(address.removeprefix("unix-abstract:"))
         if peer is None:
-            raise AccessDeniedError("unknown connection")
+            raise AccessDeniedError("unknown connection", "connect")
         return peer
 
 

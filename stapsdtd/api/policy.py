@@ -67,7 +67,7 @@ class Policy:
                     role.quotas,
                     restriction,
                 )
-        raise AccessDeniedError(f"no role of this server applies to {peer.client}")
+        raise AccessDeniedError(f"no role of this server applies to {peer.client}", "connect")
 
     @property
     def restricted(self) -> list[str]:

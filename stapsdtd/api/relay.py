@@ -220,7 +220,7 @@ class Relay:
 
         def time_out(reason: str) -> None:
             if not outside.lost.done():
-                self._gate.record_refusal("connection", "connect", peer, AccessDeniedError(reason))
+                self._gate.record_refusal("connection", "connect", peer, AccessDeniedError(reason, "connect"))
                 outside.abort()
 
         def charge(seconds: float) -> float:

@@ -11,7 +11,7 @@ from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.listing import Listing
 from stapsdtd.catalog.selectors import Selector
-from stapsdtd.errors import InvalidArgumentError, InventoryError
+from stapsdtd.errors import InvalidArgumentError, InventoryError, about
 from stapsdtd.inventory.files import matching
 from stapsdtd.procs.named_files import NO_FILES, Credentials, NamedFile, NamedFiles
 from stapsdtd.sessions.spec import SubscriptionSpec
@@ -66,7 +66,8 @@ class RequestFiles:
             if peer.uid is None:
                 caller.rights.check_files()
             credentials = Credentials(peer.client, peer.uid, peer.groups, peer.pid or os.getpid())
-            return await self._backend.files.open(checked, credentials, are_expected=are_expected)
+            with about(field):
+                return await self._backend.files.open(checked, credentials, are_expected=are_expected)
 
     async def _installed(self, selectors: tuple[Selector, ...], caller: Caller) -> tuple[Sequence[NamedFile], int]:
         """Open the installed files that may match and the caller may read."""
@@ -84,5 +85,6 @@ class RequestFiles:
         if not paths:
             return (), 0
         shown = paths[:_MAX_INSTALLED]
-        opened = await backend.files.open(shown, credentials, are_expected=True)
+        with about("installed"):
+            opened = await backend.files.open(shown, credentials, are_expected=True)
         return tuple(file for file in opened.files if file.path in shown), len(paths) - len(shown)

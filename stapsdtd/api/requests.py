@@ -27,7 +27,7 @@ def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
     check_count(field, len(pids), MAX_PIDS)
     wrong = [pid for pid in pids if pid <= 0]
     if wrong:
-        raise InvalidArgumentError(field, f"{wrong[0]} is not a process id")
+        raise InvalidArgumentError(field, f"{wrong[0]} is not a process id", value=wrong[0])
     return frozenset(pids)
 
 
@@ -36,9 +36,9 @@ def parse_files(field: str, paths: Sequence[str]) -> tuple[str, ...]:
         raise InvalidArgumentError(field, f"there are {len(paths)} paths, more than the {MAX_FILES} allowed")
     for path in paths:
         if not path.startswith("/"):
-            raise InvalidArgumentError(field, f"{path[:_MAX_SHOWN_CHARACTERS]!r} is not an absolute path")
+            raise InvalidArgumentError(field, f"{path[:_MAX_SHOWN_CHARACTERS]!r} is not an absolute path", value=path)
         if "\0" in path or len(path.encode()) > MAX_PATH_BYTES:
-            raise InvalidArgumentError(field, f"{path[:_MAX_SHOWN_CHARACTERS]!r} cannot be a path")
+            raise InvalidArgumentError(field, f"{path[:_MAX_SHOWN_CHARACTERS]!r} cannot be a path", value=path)
     return tuple(dict.fromkeys(paths))
 
 
@@ -105,22 +105,22 @@ def check_armed(request: pb.SubscribeRequest, statuses: Sequence[SiteStatus]) ->
         latest = {each.site_id: each for each in statuses}
         failed = [each for each in latest.values() if each.state in {SiteState.REFUSED, SiteState.ARMING}]
         if failed:
-            raise NotArmedError(f"{len(failed)} of {len(latest)} sites are not armed, such as {_why_not(failed[0])}")
+            raise _not_armed(len(latest), failed)
 
 
-def _why_not(status: SiteStatus) -> str:
-    site = status.site
-    reason = status.reason or status.state.value
-    path = status.object.path
+def _not_armed(count: int, failed: Sequence[SiteStatus]) -> NotArmedError:
+    status = failed[0]
+    site, path = status.site, status.object.path
     place = f"in {path}" if site.site_offset == NO_PLACE else f"at {path}+{site.site_offset:#x}"
-    return f"{probe_name(site.provider, site.name)} {place}: {reason}"
+    probe = probe_name(site.provider, site.name)
+    return NotArmedError(count, len(failed), probe, place, status.reason or status.state.value)
 
 
 def _execname(name: str) -> bytes:
     encoded = name.encode()
     reason = wrong_comm(encoded) if name else "a name is empty"
     if reason is not None:
-        raise InvalidArgumentError("scope.execnames", reason)
+        raise InvalidArgumentError("scope.execnames", reason, value=name)
     return encoded
 
 

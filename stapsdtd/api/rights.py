@@ -80,14 +80,16 @@ class Rights:
     def check_list(self) -> None:
         """Raises AccessDeniedError if nothing may be listed."""
         if self.list == NO_USERS:
-            raise AccessDeniedError(f"role {self.role} does not allow listing probes")
+            raise AccessDeniedError(f"role {self.role} does not allow listing probes", "list")
 
     def check_files(self) -> None:
         """Raises AccessDeniedError if files cannot be named by a client that is nobody's on this host."""
         if self.list is not None:
             raise AccessDeniedError(
                 f"role {self.role} does not allow naming files: it does not list everybody's probes, and "
-                f"{self.client} is no user whose right to read them could be checked"
+                f"{self.client} is no user whose right to read them could be checked",
+                "list",
+                "files",
             )
 
     def check_trace(self, pids: Iterable[int]) -> None:
@@ -95,7 +97,8 @@ class Rights:
         if self.trace == NO_USERS:
             raise AccessDeniedError(
                 f"role {self.role} does not allow tracing"
-                + (self.trace_restriction and f" with this server's engine: {self.trace_restriction}")
+                + (self.trace_restriction and f" with this server's engine: {self.trace_restriction}"),
+                "trace",
             )
         for pid in pids:
             # the answer must not reveal whether the process exists
@@ -103,7 +106,10 @@ class Rights:
                 allowed = ", ".join(map(str, sorted(self.trace)))
                 raise AccessDeniedError(
                     f"role {self.role} does not allow tracing process {pid}, only those with the rights of uid "
-                    f"{allowed} and no others"
+                    f"{allowed} and no others",
+                    "trace",
+                    "scope.pids",
+                    value=pid,
                 )
 
     def check_functions(self) -> None:
@@ -111,7 +117,9 @@ class Rights:
         if not self.functions:
             raise AccessDeniedError(
                 f"role {self.role} does not allow tracing kernel functions, which may handle anybody's data; root may,"
-                " and roles that trace everybody's processes and have functions = true"
+                " and roles that trace everybody's processes and have functions = true",
+                "functions",
+                "functions",
             )
 
     def covers(self, users: Users) -> bool:
@@ -120,4 +128,4 @@ class Rights:
 
 
 def revoked() -> AccessDeniedError:
-    return AccessDeniedError("the server's policy changed and no longer allows this")
+    return AccessDeniedError("the server's policy changed and no longer allows this", "trace")

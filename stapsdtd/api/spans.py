@@ -9,6 +9,7 @@ from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, HitField, K
 from stapsdtd.api.aggregations import check_no_captures, parse_key
 from stapsdtd.api.texts import RequestTexts
 from stapsdtd.catalog import selectors
+from stapsdtd.catalog.selector_text import head_of
 from stapsdtd.config.request_limits import MAX_KEYS
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.probes import ENTRY, PROVIDER, RETURN
@@ -79,7 +80,9 @@ def _start_captures(starts: Sequence[selectors.Selector], aggregation: Aggregati
     if aggregation is None:
         lists = {selector.captures or () for selector in starts}
         if len(lists) > 1:
-            raise InvalidArgumentError(_STARTS, "the capture lists of all starts must be the same")
+            other = next(each.text for each in starts if each.captures != starts[0].captures)
+            reason = "the capture lists of all starts must be the same"
+            raise InvalidArgumentError(_STARTS, reason, len(head_of(other)), other)
         return next(iter(lists))
     check_no_captures(starts, _STARTS)
     subjects = ((each, each.subject) for each in aggregation.captures)
@@ -99,5 +102,5 @@ def _part(text: str, expressions: Expressions) -> KeySource:
     if isinstance(part, ExpressionSource):
         raise InvalidArgumentError(_KEY, f"{text} is computed, and a key is an argument or a field", 0, text)
     if part in SITE_FIELDS or (isinstance(part, Capture) and is_of_pair(part)):
-        raise InvalidArgumentError(_KEY, f"{text} is not the same at both ends of a span")
+        raise InvalidArgumentError(_KEY, f"{text} is not the same at both ends of a span", 0, text)
     return part

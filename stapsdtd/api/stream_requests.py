@@ -26,8 +26,8 @@ def check_stream(request: pb.StreamRequest) -> None:
     if request.HasField("from_seq") and request.from_seq == 0:
         raise InvalidArgumentError("from_seq", "events and snapshots are numbered from 1")
     check_count("positions", len(request.positions), MAX_CLAUSES)
-    if 0 in request.positions.values():
-        raise InvalidArgumentError("positions", "events and snapshots are numbered from 1")
+    if zero := [tag for tag, position in request.positions.items() if position == 0]:
+        raise InvalidArgumentError("positions", "events and snapshots are numbered from 1", value=zero[0])
 
 
 def stream_of(
@@ -45,7 +45,7 @@ def stream_of(
             raise InvalidArgumentError("from_seq", "the subscription has several clauses; name them in positions")
         positions.setdefault(tags[0], request.from_seq)
     if unknown := positions.keys() - set(tags):
-        raise InvalidArgumentError("positions", f"the subscription has no clause {min(unknown)!r}")
+        raise InvalidArgumentError("positions", f"the subscription has no clause {min(unknown)!r}", value=min(unknown))
 
     def reader_of(clause: Clause) -> ClauseReader:
         first, aggregation = positions.get(clause.spec.tag), clause.spec.aggregation

@@ -39,7 +39,7 @@ class RequestTexts:
         if text not in self._selectors:
             self._budget.take_characters(text, field)
             selector = self._selectors[text] = parse(text, field)
-            self._budget.take_captures(len(selector.captures or ()), field)
+            self._budget.take_captures(len(selector.captures or ()), text, field)
         return self._selectors[text]
 
     def functions(self, texts: Sequence[str]) -> list[FunctionSelector]:
@@ -58,5 +58,6 @@ class RequestTexts:
             function_selectors.check_length(text)
             self._budget.take_characters(text, FIELD)
             selector = self._functions[text] = function_selectors.parse(text)
-            self._budget.take_captures(sum(1 + len(value.steps) for value in selector.values), FIELD)
+            count = sum(1 + len(value.steps) for value in selector.values)
+            self._budget.take_captures(count, text, FIELD)
         return self._functions[text]

@@ -20,9 +20,9 @@ class UnreadAnswers:
     def check(self, client: str) -> None:
         """Raises LimitReachedError if so much waits for a client to read it that it may not ask for more."""
         if self._bytes[client] >= MOST_BYTES:
-            raise LimitReachedError(
-                f"{self._bytes[client] >> 20} MiB of answers wait for {client} to read them; read or cancel them first"
-            )
+            waiting = self._bytes[client] >> 20
+            text = f"{waiting} MiB of answers wait for {client} to read them; read or cancel them first"
+            raise LimitReachedError(text, "unread_bytes")
 
     def hold(self, client: str, answer: bytes, context: Context) -> None:
         """Count an answer until its call is over."""

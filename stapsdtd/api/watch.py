@@ -129,9 +129,8 @@ class Watch:
             raise self._stopped
         with self._lock:
             if self._overflowed:
-                raise LimitReachedError(
-                    "more probes came and went than this client read; watch again for a fresh snapshot"
-                )
+                text = "more probes came and went than this client read; watch again for a fresh snapshot"
+                raise LimitReachedError(text, "unread_changes")
             changed = [waiting.mapped for waiting in self._waiting]
             self._waiting.clear()
             self._latest.clear()

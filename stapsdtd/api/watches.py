@@ -51,7 +51,8 @@ class Watches:
         quota = rights.quotas.max_subscriptions
         watches = sum(watch.caller.rights.client == rights.client for watch in self._open)
         if quota is not None and watches >= quota:
-            raise LimitReachedError(f"{rights.client} has {quota} watches, as many as its role allows")
+            text = f"{rights.client} has {quota} watches, as many as its role allows"
+            raise LimitReachedError(text, "max_subscriptions")
 
     async def messages(
         self, caller: Caller, selectors: tuple[Selector, ...], pids: frozenset[int], members: Members | None

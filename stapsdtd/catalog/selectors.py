@@ -146,7 +146,7 @@ def _check_length(text: str, parts: Sequence[Part], field: str) -> None:
     length = len(text) - sum(len(part.text) for part in parts if part.is_quoted)
     if length > MAX_SELECTOR_LENGTH:
         limit = f"limited to {MAX_SELECTOR_LENGTH} characters apart from parts in quotes"
-        raise InvalidArgumentError(field, f"selectors are {limit}; this one has {length}")
+        raise InvalidArgumentError(field, f"selectors are {limit}; this one has {length}", MAX_SELECTOR_LENGTH, text)
 
 
 _NO_PART = Part("", 0)
@@ -188,7 +188,7 @@ def _parse_captures(text: str, start: int, rest: str, field: str) -> tuple[Captu
             captures.append(parse_capture(part))
         except ValueError as error:
             hint = "" if part.strip().startswith("arg") else if_of_name(text)
-            raise InvalidArgumentError(field, f"{error}{hint}", place, text) from None
+            raise InvalidArgumentError(field, f"{error}{hint}", place, text, capture=len(captures)) from None
         column += len(part) + 1
     return tuple(captures)
 

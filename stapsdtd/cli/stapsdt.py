@@ -183,7 +183,7 @@ def run(arguments: list[str] | None = None) -> int:
         is_refused = isinstance(error, AccessDeniedError | LimitReachedError)
         hint = "; run 'stapsdt info' to see your rights" if is_refused else ""
         violations = error.violations if isinstance(error, InvalidRequestError) else ()
-        told = "; ".join(f"{_OPTIONS.get(each.field, each.field)}: {each.description}" for each in violations)
+        told = "; ".join(f"{_shown(each.field)}: {each.description}" for each in violations)
         print_stderr(f"{told or error}{hint}")
         if isinstance(error, InvalidTargetError):
             return 2
@@ -204,6 +204,12 @@ def run(arguments: list[str] | None = None) -> int:
     except click.Abort:
         return 130
     return status or 0
+
+
+def _shown(field: str) -> str:
+    """Return what a field is called here. Which of its values is wrong, the error says."""
+    name = field.partition("[")[0] if field.endswith("]") else field
+    return _OPTIONS.get(name, name)
 
 
 def main() -> None:

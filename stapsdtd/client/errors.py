@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -57,20 +59,52 @@ class Call:
     timeout_seconds: float | None = None
 
 
-class RequestFailedError(ClientError):
-    """The request failed. details: the text that came with the gRPC status."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the server tells programs of an error: see RequestFailedError."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, message: str = "") -> None:
+    kind: str = ""
+    field: str = ""
+    index: int | None = None
+    column: int | None = None
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+_NOTHING_TOLD = Told()
+
+
+class RequestFailedError(ClientError):
+    """The request failed.
+
+    details: the text that came with the gRPC status.
+    kind: the server's name of the error, such as `NO_MATCH`; empty if gRPC itself failed, or the server is older.
+    field: the path of the request's field that it is about, `clauses[1].selectors[2]`; `request` if the whole one.
+    index: the position of the value in that field, from 0, if the field is a list.
+    column: where in the value's text the error is, from 0.
+    facts: what else there is, such as the `limit` that was reached; docs/python.md lists them.
+    """
+
+    def __init__(self, code: grpc.StatusCode, details: str, message: str = "", told: Told = _NOTHING_TOLD) -> None:
         super().__init__(message or details or "the server refused and did not say why: see its log")
         self.code = code
         self.details = details
+        self.field, self.index, self.column = told.field, told.index, told.column
+        self._kind, self._facts = told.kind, dict(told.facts)
+
+    @property
+    def kind(self) -> str:
+        return self._kind
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return self._facts
 
 
 class ServerUnavailableError(RequestFailedError):
     """The server cannot be reached, closed the connection, or does not admit this client."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, target: str) -> None:
-        super().__init__(code, details, _how_to_reach(target, details))
+    def __init__(self, code: grpc.StatusCode, details: str, target: str, told: Told = _NOTHING_TOLD) -> None:
+        super().__init__(code, details, _how_to_reach(target, details), told)
         self.target = target
 
 
@@ -125,8 +159,14 @@ class Violation:
 class InvalidRequestError(RequestFailedError):
     """A field of the request is invalid. violations is empty if the server did not name it."""
 
-    def __init__(self, code: grpc.StatusCode, details: str, violations: tuple[Violation, ...] = ()) -> None:
-        super().__init__(code, details, "; ".join(f"{each.field}: {each.description}" for each in violations))
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        details: str,
+        violations: tuple[Violation, ...] = (),
+        told: Told = _NOTHING_TOLD,
+    ) -> None:
+        super().__init__(code, details, "; ".join(f"{each.field}: {each.description}" for each in violations), told)
         self.violations = violations
 
 
@@ -147,11 +187,15 @@ def from_rpc_error(error: grpc.RpcError, call: Call) -> RequestFailedError:
     call_error = cast("grpc.Call", error)
     code = call_error.code()
     details = call_error.details() or ""
+    info, violations = _details(call_error)
+    told = _told(info)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return ServerUnavailableError(code, details, call.target)
+        return ServerUnavailableError(code, details, call.target, told)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(code, details, _violations(call_error))
-    return _BY_CODE.get(code, RequestFailedError)(code, details, _explanation(code, details, call))
+        excerpt, caret = info.get("excerpt", ""), _number(info, "caret") or 0
+        named = tuple(Violation(each.field, each.description, excerpt, caret) for each in violations)
+        return InvalidRequestError(code, details, named, told)
+    return _BY_CODE.get(code, RequestFailedError)(code, details, _explanation(code, details, call), told)
 
 
 @contextmanager
@@ -216,18 +260,34 @@ def _why_closed(target: str) -> str:
     return "it is stopping, has no role for this user, or has too many connections; see its log"
 
 
-def _violations(call: grpc.Call) -> tuple[Violation, ...]:
+_KIND = "kind"
+_IN_ATTRIBUTES = frozenset({_KIND, "field", "index", "column", "excerpt", "caret"})
+
+
+def _details(call: grpc.Call) -> tuple[dict[str, str], list[error_details_pb2.BadRequest.FieldViolation]]:
+    """Return the metadata of an error's ErrorInfo, its reason as _KIND among them, and the violations of BadRequest."""
+    info, violations = {}, []
+    error_info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     status = rpc_status.from_call(call)
-    if status is None:
-        return ()
-    bad_request, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
-    excerpt, caret = "", 0
-    for detail in status.details:
-        if detail.Unpack(info) and info.metadata["caret"].isdecimal():
-            excerpt, caret = info.metadata["excerpt"], int(info.metadata["caret"])
-    return tuple(
-        Violation(violation.field, violation.description, excerpt, caret)
-        for detail in status.details
-        if detail.Unpack(bad_request)
-        for violation in bad_request.field_violations
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(error_info):
+            info = {**error_info.metadata, _KIND: error_info.reason}
+        elif detail.Unpack(bad_request):
+            violations = list(bad_request.field_violations)
+    return info, violations
+
+
+def _told(info: Mapping[str, str]) -> Told:
+    facts = {name: fact for name, fact in info.items() if name not in _IN_ATTRIBUTES}
+    return Told(
+        info.get(_KIND, ""),
+        info.get("field", ""),
+        _number(info, "index"),
+        _number(info, "column"),
+        facts,
     )
+
+
+def _number(info: Mapping[str, str], name: str) -> int | None:
+    text = info.get(name, "")
+    return int(text) if text.isdecimal() else None

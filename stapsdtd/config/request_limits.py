@@ -47,21 +47,23 @@ class RequestBudget:
         self._captures_left = MAX_CAPTURES
         self._characters_left = MAX_CHARACTERS
 
-    def take_parts(self, count: int, field: str) -> None:
+    def take_parts(self, count: int, text: str, field: str) -> None:
+        """Take the parts of a text."""
         self.parts_left -= count
         if self.parts_left < 0:
-            raise InvalidArgumentError(field, TOO_MANY_PARTS)
+            raise InvalidArgumentError(field, TOO_MANY_PARTS, 0, text)
 
-    def take_captures(self, count: int, field: str) -> None:
+    def take_captures(self, count: int, text: str, field: str) -> None:
+        """Take the captures of a text."""
         self._captures_left -= count
         if self._captures_left < 0:
-            raise InvalidArgumentError(field, _TOO_MANY_CAPTURES)
+            raise InvalidArgumentError(field, _TOO_MANY_CAPTURES, 0, text)
 
     def take_characters(self, text: str, field: str) -> None:
         """Take a text's characters, before it is parsed."""
         self._characters_left -= len(text)
         if self._characters_left < 0:
-            raise InvalidArgumentError(field, _TOO_LONG)
+            raise InvalidArgumentError(field, _TOO_LONG, len(text) + self._characters_left, text)
 
 
 def check_count(field: str, count: int, limit: int) -> None:

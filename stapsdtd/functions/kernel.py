@@ -106,7 +106,8 @@ class KernelFunctions:
 
         queue = Queue(client)
         if self._thread.waiting(queue) >= _MAX_WAITING:
-            raise LimitReachedError(f"{client} has {_MAX_WAITING} lookups of kernel functions waiting; try again later")
+            text = f"{client} has {_MAX_WAITING} lookups of kernel functions waiting; try again later"
+            raise LimitReachedError(text, "lookups")
         return self._thread.submit(queue, run, "looking up kernel functions")
 
     def stop(self) -> None:

@@ -84,7 +84,7 @@ def parse(text: str) -> FunctionSelector:
 def check_length(text: str) -> None:
     """Raises InvalidArgumentError."""
     if len(text) > MAX_SELECTOR_LENGTH:
-        raise InvalidArgumentError(FIELD, f"longer than {MAX_SELECTOR_LENGTH} characters")
+        raise InvalidArgumentError(FIELD, f"longer than {MAX_SELECTOR_LENGTH} characters", MAX_SELECTOR_LENGTH, text)
 
 
 class _Token(NamedTuple):

@@ -98,7 +98,8 @@ class FileOpener:
         except OSError as error:
             if error.errno not in OUT_OF_RESOURCES:
                 raise
-            raise LimitReachedError(f"the server cannot open more files: {error}") from error
+            text = f"the server cannot open more files: {error}"
+            raise LimitReachedError(text, "processes") from error
 
     def _open_in_process(self, paths: Sequence[str], credentials: Credentials, *, are_expected: bool) -> NamedFiles:
         filesystems = Filesystems(self._armed_too)
@@ -129,7 +130,8 @@ class FileOpener:
             # those that have ended are reaped
             self._late = [(whose, process) for whose, process in self._late if process.poll() is None]
             if [whose for whose, _ in self._late].count(client) >= _MAX_LATE:
-                raise LimitReachedError("file systems of files that you named do not reply; try again when they do")
+                text = "file systems of files that you named do not reply; try again when they do"
+                raise LimitReachedError(text, "late_processes")
         ids = map(str, (credentials.user, *(sorted(credentials.groups) or [os.getegid()])))
         with host_call(START_PROCESS, self._command[0]):
             process = subprocess.Popen(
@@ -169,5 +171,5 @@ def _received(connection: socket.socket) -> tuple[bytes, str, int | None]:
     """Return a message's kind, its text and its descriptor. Raises OSError and LimitReachedError."""
     message, descriptors, flags, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     if flags & socket.MSG_CTRUNC:
-        raise LimitReachedError("the server has no descriptors left to open more files")
+        raise LimitReachedError("the server has no descriptors left to open more files", "descriptors")
     return message[:1], os.fsdecode(message[1:]), descriptors[0] if descriptors else None

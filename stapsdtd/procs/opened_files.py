@@ -196,6 +196,8 @@ class OpenedFiles:
         """Raises LimitReachedError."""
         self.notes += len(parsed.sites) + len(parsed.problems)
         if len(self.files) >= self.bounds.files:
-            raise LimitReachedError(f"{self.path}: too many files: more than {self.bounds.files} have stapsdt notes")
+            text = f"{self.path}: too many files: more than {self.bounds.files} have stapsdt notes"
+            raise LimitReachedError(text, "files")
         if self.notes > self.bounds.notes:
-            raise LimitReachedError(f"{self.path}: too many probes: more than {self.bounds.notes} stapsdt notes")
+            text = f"{self.path}: too many probes: more than {self.bounds.notes} stapsdt notes"
+            raise LimitReachedError(text, "notes")

@@ -247,15 +247,19 @@ class Expressions:
             builder = TreeBuilder(self._find_cgroup)
             parser = _Parser(builder, self._budget.parts_left)
             self._parsed[text] = builder, parser.parse(text)
-            self._budget.take_parts(parser.tokens, field)
+            self._budget.take_parts(parser.tokens, text, field)
         return self._parsed[text]
+
+
+def column_of(name: str, text: str) -> int:
+    """Return where a name is that occurs in an expression."""
+    return next(token.column for token in _tokens(text) if token.kind == _NAME and token.text == name)
 
 
 def check_length(text: str, field: str) -> None:
     if len(text) > MAX_LENGTH:
-        raise InvalidArgumentError(
-            field, f"expressions are limited to {MAX_LENGTH} characters; this one has {len(text)}"
-        )
+        reason = f"expressions are limited to {MAX_LENGTH} characters; this one has {len(text)}"
+        raise InvalidArgumentError(field, reason, MAX_LENGTH, text)
 
 
 def _any(_: TreeBuilder, node: Node) -> Expression:

@@ -27,12 +27,16 @@ class FileLimits:
         named = [*held, *((client, file) for file in files)]
         of_client = [file for name, file in named if name == client]
         if len(of_client) > self.files_per_client:
-            raise LimitReachedError(f"your subscriptions would name more than {self.files_per_client} files")
+            text = f"your subscriptions would name more than {self.files_per_client} files"
+            raise LimitReachedError(text, "files_per_client", "files")
         if sum(file.notes for file in of_client) > self.notes_per_client:
-            raise LimitReachedError(f"your subscriptions' files would have more than {self.notes_per_client} notes")
+            text = f"your subscriptions' files would have more than {self.notes_per_client} notes"
+            raise LimitReachedError(text, "notes_per_client", "files")
         if len(named) > self.files:
             # do not reveal how many other clients have
-            raise LimitReachedError(f"all subscriptions together would name more than {self.files} files")
+            raise LimitReachedError(
+                f"all subscriptions together would name more than {self.files} files", "files", "files"
+            )
 
 
 DEFAULT_FILE_LIMITS = FileLimits()
@@ -59,16 +63,16 @@ class AdmissionControl:
         """
         limits = self._limits
         if len(live) >= limits.max_subscriptions:
-            raise LimitReachedError(
-                f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
-            )
+            text = f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
+            raise LimitReachedError(text, "max_subscriptions")
         # a client that opens a stream and does not read it keeps the log for as long as it likes
         kept = [(each.client.name, sum(clause.log.kept_bytes for clause in each.clauses)) for each in ended]
         total = queue_bytes + sum(each.spec.queue_bytes for each in live) + sum(size for _, size in kept)
         if total > limits.max_total_queue_bytes:
             # do not reveal how much other clients have
             limit = limits.max_total_queue_bytes
-            raise LimitReachedError(f"all queues would take more than the {limit} bytes that this server allows")
+            text = f"all queues would take more than the {limit} bytes that this server allows"
+            raise LimitReachedError(text, "max_total_queue_bytes", "queue_bytes")
         principal = self._principals.get(name) or Principal(name)
         principal.change_quotas(quotas)
         principal.begin(queue_bytes, sum(size for owner, size in kept if owner == name))

@@ -34,10 +34,12 @@ class Principal:
         """Count one more subscription. ended_bytes: still held by those that ended. Raises LimitReachedError."""
         limit, byte_limit = self.quotas.max_subscriptions, self.quotas.max_queue_bytes
         if limit is not None and self.subscriptions >= limit:
-            raise LimitReachedError(f"{self.name} has {limit} subscriptions, as many as its role allows")
+            text = f"{self.name} has {limit} subscriptions, as many as its role allows"
+            raise LimitReachedError(text, "max_subscriptions")
         wanted = self.queue_bytes + queue_bytes + ended_bytes
         if byte_limit is not None and wanted > byte_limit:
-            raise LimitReachedError(f"{self.name}'s queues would take {wanted} bytes, and its role allows {byte_limit}")
+            text = f"{self.name}'s queues would take {wanted} bytes, and its role allows {byte_limit}"
+            raise LimitReachedError(text, "max_queue_bytes", "queue_bytes")
         self.subscriptions += 1
         self.queue_bytes += queue_bytes
 

@@ -17,7 +17,7 @@ from itertools import chain
 import numpy as np
 
 from stapsdtd.capture.engine import Followed, Scope
-from stapsdtd.errors import InvalidArgumentError, KernelFeatureError, LimitReachedError
+from stapsdtd.errors import InvalidArgumentError, KernelFeatureError, LimitReachedError, about
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.host_calls import FOLLOW_PROCESS
@@ -39,9 +39,8 @@ def descendants(pids: Iterable[int]) -> Iterator[set[int]]:
     for born in procfs.descendants(pids):
         count += len(born)
         if count > _MAX_DESCENDANTS:
-            raise LimitReachedError(
-                f"more than {_MAX_DESCENDANTS:,} processes descend from those to follow: name some of these instead"
-            )
+            text = f"more than {_MAX_DESCENDANTS:,} processes descend from those to follow: name some of these instead"
+            raise LimitReachedError(text, "descendants", "scope.follow")
         yield born
 
 
@@ -161,7 +160,8 @@ class ProcessExits:
         process = self._processes.get(pid)
         if process is None:
             if len(self._processes) >= self._max_processes:
-                raise LimitReachedError(f"the server follows {self._max_processes} processes, which is its limit")
+                text = f"the server follows {self._max_processes} processes, which is its limit"
+                raise LimitReachedError(text, "processes", _FIELD)
             pidfd = _open(pid)
             try:
                 self._loop.add_reader(pidfd, self._end, pid)
@@ -192,14 +192,16 @@ def _open(pid: int) -> int:
     except OSError as error:
         if error.errno in _OUT_OF_DESCRIPTORS:
             refusal = FOLLOW_PROCESS.of(error, f"process {pid}")
-            raise LimitReachedError(f"the server can follow no more processes: {refusal}") from error
+            text = f"the server can follow no more processes: {refusal}"
+            raise LimitReachedError(text, "descriptors", _FIELD) from error
         if error.errno not in _NO_PROCESS:
             reason, remedy = f"pidfd_open: {os.strerror(error.errno or 0)}", FOLLOW_PROCESS.remedy(error.errno or 0)
-            raise KernelFeatureError("pidfds", reason, f"{remedy}; or trace without --pid") from error
+            with about(_FIELD):
+                raise KernelFeatureError("pidfds", reason, f"{remedy}; or trace without --pid") from error
         leader = procfs.tgid(pid)
         if leader not in {None, pid}:
-            raise InvalidArgumentError(_FIELD, f"{pid} is a thread of process {leader}") from error
-        raise InvalidArgumentError(_FIELD, f"there is no process {pid}") from error
+            raise InvalidArgumentError(_FIELD, f"{pid} is a thread of process {leader}", value=pid) from error
+        raise InvalidArgumentError(_FIELD, f"there is no process {pid}", value=pid) from error
 
 
 def _is_reaped(pidfd: int) -> bool:

@@ -115,12 +115,12 @@ def test_what_cannot_be_computed_is_refused(
 @pytest.mark.parametrize(
     ("wanted", "field", "caret"),
     [
-        (Aggregate(by=["pid", "arg0 +"]), "aggregation.by", 6),
-        (Aggregate(by=["arg0 / 0"]), "aggregation.by", 7),
-        (Aggregate(by=["  arg0:str[0]"]), "aggregation.by", 0),
+        (Aggregate(by=["pid", "arg0 +"]), "aggregation.by[1]", 6),
+        (Aggregate(by=["arg0 / 0"]), "aggregation.by[0]", 7),
+        (Aggregate(by=["  arg0:str[0]"]), "aggregation.by[0]", 0),
         (Aggregate(functions=["sum"], value="arg0 + x"), "aggregation.value", 7),
         (Aggregate(functions=["sum"], value="arg0 ? str(arg0) : 'x'"), "aggregation.value", 0),
-        (Aggregate(by=['cgroup == "/no/such/cgroup"']), "aggregation.by", 10),
+        (Aggregate(by=['cgroup == "/no/such/cgroup"']), "aggregation.by[0]", 10),
     ],
 )
 @pytest.mark.usefixtures("app")

@@ -486,7 +486,7 @@ def test_nobody_answers(run: Run) -> None:
 
 def test_a_bad_selector_is_wrong_usage(server: FakeServer, run: Run) -> None:
     server.refuse = bad_request("selectors[0]", "a colon is\nmissing")
-    assert run("list", "abc") == (2, "", "stapsdt: selectors[0]: a colon is\\nmissing\n")
+    assert run("list", "abc") == (2, "", "stapsdt: selectors: a colon is\\nmissing\n")
 
 
 def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:

@@ -214,4 +214,4 @@ def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, top: Star
 def test_wrong_usage(server: FakeServer, top: Start) -> None:
     assert finish(top("--interval", "0"))[0] == 2
     server.refuse = bad_request("selectors[0]", "a colon is missing")
-    assert finish(top("x")) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])
+    assert finish(top("x")) == (2, [], ["stapsdt: selectors: a colon is missing"])

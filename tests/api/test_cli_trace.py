@@ -605,7 +605,7 @@ def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trac
 
 def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Start) -> None:
     server.refuse = bad_request("selectors[0]", "a colon is missing")
-    assert finish(trace()) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])
+    assert finish(trace()) == (2, [], ["stapsdt: selectors: a colon is missing"])
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ def app(server: Served) -> Object:
 
 
 def test_engine_that_cannot_follow_any_more_refuses(server: Served, pids: list[int]) -> None:
-    server.engine.failures["follow"] = LimitReachedError("subscriptions follow processes 64 times, which is the limit")
+    text = "subscriptions follow processes 64 times, which is the limit"
+    server.engine.failures["follow"] = LimitReachedError(text, "scopes")
     code, details = refused(lambda: follow(server, pids[0]))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert details == "subscriptions follow processes 64 times, which is the limit"

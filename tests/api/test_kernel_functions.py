@@ -139,7 +139,9 @@ def test_mistakes_are_pointed_at(server: Served) -> None:
     assert status.details[0].Unpack(violation)
     assert status.details[1].Unpack(excerpt)
     assert violation.field_violations[0].description.endswith("(column 15)")
-    assert dict(excerpt.metadata) == {"excerpt": "with_pair(pair.third)", "caret": "14"}
+    assert dict(excerpt.metadata) == {
+        "field": "functions[0]", "index": "0", "column": "14", "excerpt": "with_pair(pair.third)", "caret": "14"
+    }  # fmt: skip
 
 
 def test_who_may_not_list_is_refused(tmp_path: Path, kernel: FakeKernel) -> None:

@@ -225,12 +225,16 @@ class TestWatchProbes:
     [
         (pb.SubscribeRequest(), "selectors", "at least one"),
         (pb.SubscribeRequest(selectors=["a:b"] * 3), "selectors", "more than the 2 allowed"),
-        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is not a capture.*\(column 5\)"),
-        (pb.SubscribeRequest(selectors=["a("]), "selectors", r"closing parenthesis.*\(column 3\)"),
-        (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "limited to 1024"),
-        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is not a process id"),
+        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors[1]", r"'c' is not a capture.*\(column 5\)"),
+        (pb.SubscribeRequest(selectors=["a("]), "selectors[0]", r"closing parenthesis.*\(column 3\)"),
+        (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors[0]", "limited to 1024"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids[1]", "0 is not a process id"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1] * 4097)), "scope.pids", "4097, more"),
-        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(exclude_pids=[-1])), "scope.exclude_pids", "-1 is no"),
+        (
+            pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(exclude_pids=[-1])),
+            "scope.exclude_pids[0]",
+            "-1 is no",
+        ),
         (
             pb.SubscribeRequest(selectors=["a:b"], where="arg0 > "),
             "where",
@@ -241,9 +245,13 @@ class TestWatchProbes:
             "where",
             "limited to 4096 characters; this one has 5000",
         ),
-        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["x" * 16])), "scope.execnames", "15 bytes"),
-        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["a\0b"])), "scope.execnames", "NUL"),
-        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=[""])), "scope.execnames", "empty"),
+        (
+            pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["x" * 16])),
+            "scope.execnames[0]",
+            "15 bytes",
+        ),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["a\0b"])), "scope.execnames[0]", "NUL"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=[""])), "scope.execnames[0]", "empty"),
         (
             pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(uids=range(65))),
             "scope",
@@ -257,12 +265,12 @@ class TestWatchProbes:
         (pb.StreamRequest(subscription_id="x"), "encoding", "choose ENCODING_ROWS"),
         (pb.StreamRequest(subscription_id="x", encoding=9), "encoding", "choose ENCODING_ROWS"),  # type: ignore[arg-type]
         (pb.StreamRequest(subscription_id="x", encoding=ROWS, from_seq=0), "from_seq", "from 1"),
-        (pb.ListProbesRequest(selectors=["a("]), "selectors", "closing parenthesis"),
-        (pb.ListProbesRequest(pids=[0]), "pids", "0 is not a process id"),
+        (pb.ListProbesRequest(selectors=["a("]), "selectors[0]", "closing parenthesis"),
+        (pb.ListProbesRequest(pids=[0]), "pids[0]", "0 is not a process id"),
         (pb.ListProbesRequest(containers=["1"] * 65), "containers", "65, more than the 64"),
         (pb.ListProbesRequest(cgroups=["/1"] * 65), "cgroups", "65, more than the 64"),
-        (pb.WatchProbesRequest(selectors=["a("]), "selectors", "closing parenthesis"),
-        (pb.WatchProbesRequest(pids=[-5]), "pids", "-5 is not a process id"),
+        (pb.WatchProbesRequest(selectors=["a("]), "selectors[0]", "closing parenthesis"),
+        (pb.WatchProbesRequest(pids=[-5]), "pids[0]", "-5 is not a process id"),
     ],
 )
 def test_wrong_request_is_told_its_field(server: Served, request_: Any, field: str, reason: str) -> None:
@@ -278,7 +286,16 @@ def test_wrong_request_is_told_its_field(server: Served, request_: Any, field: s
     (violation,) = bad_request.field_violations
     assert violation.field == field
     assert re.search(reason, violation.description)
-    assert raised.value.details() == f"{field}: " + re.sub(r" \(column \d+\)$", "", violation.description)
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[1].Unpack(info)
+    name, _, position = field.partition("[")
+    assert (info.metadata["field"], info.metadata.get("index", "")) == (field, position.removesuffix("]"))
+    column = re.search(r"\(column (\d+)\)", violation.description)
+    # what is parsed has a column, unless it lacks altogether or there is too much of it
+    is_text = (bool(position) and name == "selectors") or field == "where"
+    assert is_text == (column is not None)
+    assert column is None or int(info.metadata["column"]) == int(column[1]) - 1
+    assert raised.value.details() == f"{name}: " + re.sub(r" \(column \d+\)$", "", violation.description)
     assert server.engine.calls == []
 
 

@@ -199,7 +199,7 @@ class TestGate:
 
         def find(address: str) -> Peer:
             if address not in peers:
-                raise AccessDeniedError("unknown connection")
+                raise AccessDeniedError("unknown connection", "connect")
             return peers[address]
 
         policy = Policy([OPERATOR, replace(USER, quotas=Quotas(max_requests_per_second=2))])
@@ -228,7 +228,7 @@ class TestGate:
     def test_records_of_refusals_are_few_but_counted(self, caplog: pytest.LogCaptureFixture) -> None:
         gate, limiter = self.gate(), LineLimiter()
         for _ in range(200):
-            gate.record_refusal("connection", "connect", ANNE, AccessDeniedError("no"))
+            gate.record_refusal("connection", "connect", ANNE, AccessDeniedError("no", "connect"))
         assert sum(map(limiter.admits, caplog.records)) == 1
         assert gate.refusals["connection"] == 200
 
@@ -268,7 +268,7 @@ class TestGate:
         gate = self.gate()
         caller = gate.enter("subscribe", "anne")
         with pytest.raises(AccessDeniedError), caller.recording_refusals():
-            raise AccessDeniedError("no")
+            raise AccessDeniedError("no", "connect")
         with pytest.raises(ValueError, match="x"), caller.recording_refusals():
             raise ValueError("x")
         (record,) = caplog.records

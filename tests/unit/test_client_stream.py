@@ -34,6 +34,9 @@ class Broken(grpc.RpcError):
     def details(self) -> str:
         return self._details
 
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
 
 class Time:
     def __init__(self) -> None:

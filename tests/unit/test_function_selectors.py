@@ -56,7 +56,7 @@ def test_values() -> None:
         ("f g", 2, "( or the end"),
         ("vfs_*(a)", 0, "a glob does not name"),
         (f"f({','.join('a' * 13)})", 26, "more than 12 values"),
-        ("x" * 1025, None, "longer than 1024"),
+        ("x" * 1025, 1024, "longer than 1024"),
     ],
 )
 def test_mistakes_are_told_with_their_column(text: str, column: int | None, reason: str) -> None:

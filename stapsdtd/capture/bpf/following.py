@@ -96,7 +96,7 @@ class Following:
         try:
             return self._places.put(lambda number: FollowedProcesses(number, owner), owner, put)
         except TableFullError as error:
-            raise LimitReachedError(str(error)) from None
+            raise LimitReachedError(str(error), "scopes", "scope.follow") from None
 
     def end(self, followed: FollowedProcesses, tested: Future[None]) -> None:
         """Follow a scope no more. tested: done when no hit can test for it any more."""

@@ -39,7 +39,9 @@ class Instances:
         if sum(self._buffer_bytes.values()) + buffer_bytes > self._max_buffer_bytes:
             raise LimitReachedError(
                 f"{buffer_kib} KiB for each CPU are more than is left of the {self._max_buffer_bytes >> 20} MiB "
-                "that this server allows for all kernel buffers"
+                "that this server allows for all kernel buffers",
+                "kernel_buffer_bytes",
+                "kernel_buffer_kib",
             )
         instance = self._owner.instance(next(self._serials))
         self._tracefs.make_instance(instance)
