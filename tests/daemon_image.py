@@ -17,7 +17,7 @@ from tests.support import ROOT, require
 
 SOURCES = (
     "LICENSE", "README.md", "dev", "hatch_build.py", "pyproject.toml",
-    "bpf", "deploy/client", "proto", "stapsdtd", "systemd",
+    "bpf", "deploy/client", "deploy/provider", "proto", "stapsdtd", "systemd",
 )  # fmt: skip
 """What an installation is made from."""
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
@@ -61,7 +61,9 @@ def root_tar(folder: Path) -> Path:
 
 
 def _key() -> str:
-    parts = [ROOT / name for name in ("pyproject.toml", "deploy/client/pyproject.toml")]
+    parts = [
+        ROOT / name for name in ("pyproject.toml", "deploy/client/pyproject.toml", "deploy/provider/pyproject.toml")
+    ]
     content = [*map(Path.read_text, parts), _SUITE, *_PACKAGES]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
 

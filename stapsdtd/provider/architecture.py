@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stapsdtd.provider.argtypes import ArgType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Architecture:
     """An architecture.
 

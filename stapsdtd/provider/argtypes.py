@@ -49,7 +49,7 @@ UINT64 = ArgType.UINT64
 STRING = ArgType.STRING
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Declaration:
     """A probe's name and the types of its arguments."""
 

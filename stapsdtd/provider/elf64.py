@@ -29,7 +29,7 @@ _PROGRAM_HEADER_COUNT = 6
 """Three PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_GNU_STACK."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
     """A section and its contents. link is the name of another section; the rest is as in the section header."""
 
@@ -43,7 +43,7 @@ class Section:
     entry_size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
     """A part of the file that is mapped: offset and size in bytes, and PF_ flags."""
 
@@ -141,7 +141,7 @@ def _section_headers(sections: Sequence[Section], offsets: Mapping[str, int]) ->
     names = [section.name for section in sections]
     indexes = {name: index for index, name in enumerate(["", *names])}
     headers = [bytes(_SECTION_HEADER.size)]
-    for section, name_offset in zip(sections, strings(names)[1], strict=True):
+    for section, name_offset in zip(sections, strings(names)[1]):
         offset = offsets[section.name]
         address = offset if section.flags & SHF_ALLOC else 0
         headers.append(

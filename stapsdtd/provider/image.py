@@ -42,7 +42,7 @@ _BUILD_ID_SIZE = 20
 _TEXT_INDEX, _PROBES_INDEX = 6, 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Image:
     """The file, its segments in order of address, and the locations of each probe.
 
@@ -105,7 +105,7 @@ def _sections(
             (stub, offsets[".stapsdt.base"], semaphore),
             (provider, declaration.name, architecture.operands(declaration.types)),
         )
-        for declaration, stub, semaphore in zip(declarations, stubs, semaphores, strict=True)
+        for declaration, stub, semaphore in zip(declarations, stubs, semaphores)
     )
     loaded, code, data = SHF_ALLOC, SHF_ALLOC | SHF_EXECINSTR, SHF_ALLOC | SHF_WRITE
     symbol_size = elf64.SYMBOL.size
@@ -147,7 +147,7 @@ def _symbols(
     entries += [(elf64.STT_OBJECT, _PROBES_INDEX, semaphore, _SEMAPHORE_SIZE) for semaphore in semaphores]
     symbols = (
         elf64.SYMBOL.pack(name_offset, elf64.STB_GLOBAL << 4 | kind, 0, section_index, address, size)
-        for name_offset, (kind, section_index, address, size) in zip(name_offsets, entries, strict=True)
+        for name_offset, (kind, section_index, address, size) in zip(name_offsets, entries)
     )
     return bytes(elf64.SYMBOL.size) + b"".join(symbols), dynstr
 

@@ -37,7 +37,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _STUB_TYPES = tuple(ctypes.PYFUNCTYPE(None, *[ctypes.c_void_p] * count) for count in range(MAX_ARGUMENTS + 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Site:
     """A probe in memory. Its reference to the mapping keeps the semaphore and the stub valid.
 
@@ -69,7 +69,7 @@ def load(provider: str, image: Image, arities: Sequence[int]) -> tuple[Site, ...
     start = ctypes.addressof(mapping)
     return tuple(
         Site(ctypes.c_uint16.from_buffer(mapping, semaphore), _STUB_TYPES[arity](start + stub), mapping)
-        for stub, semaphore, arity in zip(image.stubs, image.semaphores, arities, strict=True)
+        for stub, semaphore, arity in zip(image.stubs, image.semaphores, arities)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TypeVar
 
 from stapsdtd.provider import architecture, library
 from stapsdtd.provider.argtypes import MAX_ARGUMENTS, STRING, ArgType, Declaration, argtype, check_name
@@ -17,6 +17,7 @@ WAIT_SECONDS = 0.1
 """How long loading waits at most for tracers."""
 
 _TEXT = (str, bytes)
+_ProviderT = TypeVar("_ProviderT", bound="Provider")
 
 
 class Probe:
@@ -55,7 +56,7 @@ class Probe:
         if len(arguments) != len(self._limits):
             raise TypeError(f"{self.name} takes {len(self._limits)} arguments, not {len(arguments)}")
         # Inlined, since this loop is most of the cost of an untraced probe.
-        for argument, (accepted, low, high) in zip(arguments, self._limits):  # noqa: B905
+        for argument, (accepted, low, high) in zip(arguments, self._limits):
             if not isinstance(argument, accepted):
                 raise TypeError(f"{self!r} does not accept {argument!r}")
             if isinstance(argument, int) and not low <= argument <= high:
@@ -144,7 +145,7 @@ class Provider:
         sites = library.load(self._name, image, [len(probe.types) for probe in probes])
         # it is mapped, and found, from here on
         wait_until_armed(wait_seconds)
-        for probe, site in zip(probes, sites, strict=True):
+        for probe, site in zip(probes, sites):
             probe.site = site
         self._loaded = True
 
@@ -154,7 +155,7 @@ class Provider:
             probe.site = library.UNLOADED
         self._loaded = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _ProviderT) -> _ProviderT:
         self.load()
         return self
 

@@ -94,7 +94,7 @@ chroot "$root" env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/ro
         ./dev install
         # which it leaves to where systemd runs
         systemctl enable stapsdtd.socket
-        {ENVIRONMENT}/bin/python -m pip install -q --no-deps --no-build-isolation ./deploy/client
+        {ENVIRONMENT}/bin/python -m pip install -q --no-deps --no-build-isolation ./deploy/provider ./deploy/client
         for program in "$@"; do
             eval "clang -O2 -g -o /usr/local/bin/$program"
         done' install "$@"
