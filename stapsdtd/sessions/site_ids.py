@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture, StartArgument
+from stapsdtd.model import Argument, BuiltIn, Capture, Memory, Object, ObjectKey, SiteCapture, StartArgument
 from stapsdtd.sessions.fields import Delivered, Field, delivered
 
 _RETIRED_KEPT = 10_000
@@ -36,7 +36,9 @@ class KnownSite:
         return delivered(self.fields, self.capture)
 
     def why_missing(self, position: int) -> str:
-        """Return why an event has no value at a position: its operand, the engine, or the memory at that moment."""
+        """Return why an event has no value at a position: its operand, the engine, or the memory at that moment. Empty
+        for what every event has.
+        """
         value = self.delivered[position]
         if isinstance(value, Capture):
             return self._why_not_captured(value)
@@ -55,11 +57,26 @@ class KnownSite:
     def _why_not_captured(self, capture: Capture) -> str:
         subject = self.capture.subject_of(capture)
         if isinstance(subject, StartArgument):
-            return "the memory it points to could not be read when the span began"
+            # of which start, and so what its operand is, each event says anew
+            what = _EITHER if capture.is_pointed_to else _HOLDER
+            return f"{what} could not be read when the span began"
         reason = self.why_not(capture, subject, self.object.parsed.architecture)
-        if isinstance(subject, BuiltIn):
-            return reason or "the cgroup was removed, or the server cannot look it up (CAP_DAC_READ_SEARCH)"
-        return reason or "the memory it points to could not be read"
+        return reason or _why_unreadable(capture, subject)
+
+
+_HOLDER, _TARGET = "the memory that holds it", "the memory it points to"
+_EITHER = f"{_HOLDER}, or {_TARGET[4:]},"
+_REMOVED = "the cgroup was removed, or the server cannot look it up (CAP_DAC_READ_SEARCH)"
+
+
+def _why_unreadable(capture: Capture, subject: Argument | BuiltIn) -> str:
+    """Return why a value that the engine captures may lack in an event; empty if it never does."""
+    if isinstance(subject, BuiltIn):
+        return _REMOVED if subject in {BuiltIn.CGROUP, BuiltIn.CONTAINER} else ""
+    is_in_memory = isinstance(subject.operand, Memory)
+    if capture.is_pointed_to:
+        return f"{_EITHER if is_in_memory else _TARGET} could not be read"
+    return f"{_HOLDER} could not be read" if is_in_memory else ""
 
 
 class _Retired(NamedTuple):

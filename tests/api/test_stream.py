@@ -165,7 +165,8 @@ class TestEncodings:
             if value.HasField("unavailable")
         ]
         nowhere = "the memory it points to could not be read"
-        assert reasons == ["no way to %xmm0", nowhere, nowhere, "no way to %xmm0"]
+        # the third is in a register, which always has it
+        assert reasons == ["no way to %xmm0", nowhere, "", "no way to %xmm0"]
 
     def test_each_columns_message_is_complete_up_to_its_next_seq(self, server: Served) -> None:
         """So that a client that goes on from there misses nothing, though layouts come one behind the other."""
