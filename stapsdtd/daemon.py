@@ -8,9 +8,10 @@
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
                                       Health: checks that the other threads respond
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked
-    and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan),
-    EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (slow files),
-    FileOpener (files that clients name or that are installed), Inventory (installed files), KernelFunctions (types)
+    and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan), Draining (tables of
+    rows), EventReaper (tracefs events), LinkCloser (links), Paging (pages for later hits), LockedCalls (memory maps),
+    QueueingParser (files), FileOpener (files that clients name or that are installed), Inventory (installed files),
+    KernelFunctions (types), Listing (processes' command lines); docs/design.md has all by name
 
 Each piece of state is changed by one thread. `Daemon.stop` keeps the promise that nothing is left behind
 (docs/design.md).

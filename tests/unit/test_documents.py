@@ -250,3 +250,12 @@ class TestNotation:
     def test_block_with_an_unusual_heading_is_seen(self) -> None:
         (example,) = in_markdown("```sh session\na\n```\n", ROOT / "x.md")
         assert example.language == "sh session"
+
+
+def test_the_threads_are_those_that_there_are() -> None:
+    line = re.compile(r'^.*(?:Thread|\bname\b).*"(stapsdtd-[a-z0-9]+)"', re.MULTILINE)
+    sources = [path.read_text() for path in sorted((ROOT / "stapsdtd").rglob("*.py"))]
+    started = {name for source in sources for name in line.findall(source)}
+    _, _, section = (ROOT / "docs" / "design.md").read_text().partition("## Threads")
+    named = set(re.findall(r"`(stapsdtd-[a-z0-9]+)`", section.partition("**Shares.**")[0]))
+    assert named == started
