@@ -8,6 +8,7 @@ from stapsdtd.api.rights import Rights, Users
 from stapsdtd.arch import why_foreign
 from stapsdtd.config import Limits
 from stapsdtd.inventory.inventory import InventoryState, InventoryStatus
+from stapsdtd.kernel import procfs
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.kernel.nops import NopRewriting
@@ -24,6 +25,7 @@ from stapsdtd.model import (
     Site,
     Unavailable,
 )
+from stapsdtd.procs.moved_text import Moved
 from stapsdtd.runtime.fair_thread import Backlog
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -117,6 +119,20 @@ def process(identity: ProcessIdentity, container_name: str) -> pb.Process:
         container_id=identity.container_id,
         container_name=container_name,
         namespace_pid=identity.namespace_pid,
+    )
+
+
+def moved_text(pid: int, uid: int, path: str, text: Moved) -> pb.MovedText:
+    offsets = [site.site_offset for site in text.sites]
+    return pb.MovedText(
+        pid=pid,
+        comm=procfs.comm(pid).decode(errors="backslashreplace"),
+        uid=uid,
+        path=path,
+        memory=text.memory,
+        first_offset=min(offsets),
+        last_offset=max(offsets),
+        sites=len(offsets),
     )
 
 

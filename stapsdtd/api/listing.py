@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from stapsdtd.api import convert
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Members
+from stapsdtd.api.moved_text import chosen_sites, moved_texts
 from stapsdtd.api.parts import ITEMS_PER_STEP, serialized
 from stapsdtd.api.rights import Users
 from stapsdtd.catalog.listing_limiter import ListingLimiter
@@ -57,9 +58,9 @@ class Listing:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # a process can block whoever reads its command line, so nothing else waits for this thread
+        # a process can block whoever reads its command line or its maps, so nothing else waits for this thread
         self._identity_thread = FairThread("stapsdtd-identity")
-        self._command_lines = LockedCalls()
+        self._locked_calls = LockedCalls()
 
     def close(self) -> None:
         self._identity_thread.stop()
@@ -130,6 +131,21 @@ class Listing:
 
         return await self.in_turns(client, steps())
 
+    async def moved(
+        self,
+        client: str,
+        selectors: tuple[Selector, ...],
+        objects: Iterable[MappedObject],
+        pids: frozenset[int],
+        users: Users,
+    ) -> bytes:
+        """Describe chosen text that processes of these users have moved. pids: see `chosen_sites`."""
+        chosen = await self.in_turns(client, chosen_sites(selectors, objects, pids))
+        registry = self._backend.registry
+        mappings = await self._backend.control.run(lambda: [registry.mappings(each.object.key) for each in chosen])
+        steps = moved_texts(zip(chosen, mappings, strict=True), users, self._locked_calls)
+        return await asyncio.wrap_future(self._identity_thread.take_turns(Queue(client), steps))
+
     @staticmethod
     def processes(identities: Sequence[ProcessIdentity], names: Mapping[str, str]) -> Generator[None, None, bytes]:
         """Describe processes. names: of containers, by their ids."""
@@ -181,7 +197,7 @@ class Listing:
         return await asyncio.wrap_future(self._identity_thread.take_turns(Queue(client), steps))
 
     def _identities(self, pids: Sequence[int], users: Users) -> Generator[None, None, list[ProcessIdentity]]:
-        identities = Identities(self._command_lines)
+        identities = Identities(self._locked_calls)
         found = []
         for pid in pids:
             identity = identities.of(pid)

@@ -16,7 +16,7 @@ from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, NamesOf, members
 from stapsdtd.api.chains import with_functions
 from stapsdtd.api.kernel_functions import list_functions, traced_functions
-from stapsdtd.api.listing import Listing
+from stapsdtd.api.listing import Listed, Listing
 from stapsdtd.api.request_files import RequestFiles
 from stapsdtd.api.rights import Users
 from stapsdtd.api.server_info import server_info
@@ -111,9 +111,11 @@ class StapsdtServicer:
         # in files, other probes are listed as well
         is_mapped = bool(pids) or among is not None
         shown = [mapped for mapped in objects if mapped.pids or not is_mapped]
-        listed = await self._listing.select(client, selectors, shown, pids)
+        listed = Listed() if request.without_probes else await self._listing.select(client, selectors, shown, pids)
         left_out = pb.ListProbesResponse(sites_left_out=listed.sites_left_out, files_left_out=files_left_out)
         answer = [left_out.SerializeToString(), *listed.probes]
+        if request.moved:
+            answer.append(await self._listing.moved(client, selectors, shown, pids, users))
         if request.details or request.problems:
             answer.append(await self._listing.in_turns(client, self._listing.problems(selectors, objects)))
         if request.details:

@@ -17,6 +17,7 @@ from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.joined_rows import to_join, without_literals
 from stapsdtd.cli.known_signatures import catalog
+from stapsdtd.cli.moved_text import MovedTexts
 from stapsdtd.cli.named_values import ArgumentNames, with_meanings
 from stapsdtd.cli.open_spans import OpenSpanTexts
 from stapsdtd.cli.quantity import UNITS
@@ -160,20 +161,24 @@ def run(
         with set_on_signals(stop), started(shown.command_line, server.address) as run:
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-                wanted = await _resolved(client, selectors, pair, run.in_scope(subscribe_options), aggregate, known)
+                scope = run.in_scope(subscribe_options)
+                wanted = await _resolved(client, selectors, pair, scope, aggregate, known)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted, stop))
                 output.begin(hints, subscription.sites)
                 reader = _Reader(output, shown, wanted.meanings, shows_all=bool(output.is_live or shown.interval))
+                moved = MovedTexts(client, wanted.texts, scope)
                 try:
-                    failure = await follow(
-                        subscription, reader.run(subscription), stop, duration=shown.duration, run=run
-                    )
+                    async with moved.watched(output.moved, hints.moved):
+                        failure = await follow(
+                            subscription, reader.run(subscription), stop, duration=shown.duration, run=run
+                        )
                     reader.show_last()
                 finally:
                     output.close()
                 failure = failure or reader.failure
                 account = subscription.account
                 summary = summary_of(subscription, account.aggregated if account else reader.aggregated, run)
+                summary = await moved.in_summary(summary)
                 if summary.is_silent:
                     silent = await why_silent(
                         client, wanted.texts, subscription.armed_so_far, known, has_ended=run.is_command

@@ -180,6 +180,11 @@ class HeldCommand:
         if self._status is None:
             print_stderr(f"{self._name} goes on untraced, as process {self._pid}")
             return _SIGNAL + signal.SIGTERM
+        if os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGTRAP:
+            print_stderr(
+                f"{self._name} was killed by SIGTRAP: programs that copy their text to other memory, such as huge "
+                "pages, copy breakpoints with it; start it without that, or trace it once it has done so"
+            )
         return 1 if failure else _code(self._status)
 
     def close(self) -> None:

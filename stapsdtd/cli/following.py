@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from stapsdtd.cli.moved_text import moved_record
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundError, SiteState
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from stapsdtd.cli.command import Run
-    from stapsdtd.client import OpenSpans, SpanAccount
+    from stapsdtd.client import MovedText, OpenSpans, SpanAccount
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
@@ -44,7 +45,8 @@ class Summary:
     that one of them took, since the server noticed it. open: the spans that had no end at the end.
     is_exact: whether the server gave an account; otherwise it is unknown what else fired. refusals: the reasons why
     sites are refused, the most frequent first, with how many. undecided: of those filtered, and
-    valueless: of those aggregated; see `Account`.
+    valueless: of those aggregated; see `Account`. moved: processes that execute copies of the probes' text, where these
+    never fire.
     """
 
     delivered: int
@@ -64,6 +66,7 @@ class Summary:
     refusals: tuple[tuple[str, int], ...] = ()
     undecided: int = 0
     valueless: int = 0
+    moved: tuple[MovedText, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -116,6 +119,8 @@ class Summary:
         if self.appeared:
             record["appeared_later"] = self.appeared
             record["armed_after_ms"] = round(self.armed_after_ms, 1)
+        if self.moved:
+            record["moved"] = list(map(moved_record, self.moved))
         if self.silent:
             record["silent"] = list(self.silent)
         return record

@@ -12,6 +12,7 @@ from stapsdtd.catalog.selector_text import exact_selector, probe_name
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli import options
 from stapsdtd.cli.known_signatures import catalog, no_signatures
+from stapsdtd.cli.moved_text import moved_lines
 from stapsdtd.cli.probe_tables import dtrace_lines, fit_of, object_lines, semaphore, unusable
 from stapsdtd.cli.render import format_signature, plural, print_grouped, print_stderr, terminal_width, wants_color
 from stapsdtd.cli.unmatched import has_inventory, why_unmatched
@@ -93,6 +94,7 @@ def command(
             installed=installed,
             details=details or not as_json,
             problems=True,
+            moved=True,
         )
 
         if as_json:
@@ -102,6 +104,8 @@ def command(
                 if details:
                     extra["processes"] = [processes[pid] for pid in probe.pids if pid in processes]
                     extra |= _known_record(fit_of(known, probe)) if known else {}
+                if moved := [each for each in listing.moved if each.concerns(probe)]:
+                    extra["moved"] = [{"pid": each.pid, "comm": each.comm, "memory": each.memory} for each in moved]
                 print(json.dumps(probe_record(probe) | extra))
             for problem in listing.problems:
                 print(json.dumps(_problem_record(problem)))
@@ -235,6 +239,8 @@ def _print_hints(listing: ProbeListing, problems: Iterable[Problem]) -> None:
             if site.refused
         ),
     )
+    for line in moved_lines(listing.moved):
+        print_stderr(line)
     if listing.sites_left_out:
         print_stderr(f"{plural(listing.sites_left_out, 'site')} of large objects left out: narrow it with a selector")
     if listing.problems_left_out:

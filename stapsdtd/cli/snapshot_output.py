@@ -11,12 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stapsdtd.cli.moved_text import moved_lines
 from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.screen import Screen
 from stapsdtd.cli.trace_output import (
     format_clock_set,
     print_clock_set,
     print_limited,
+    print_moved,
     print_summary,
     print_unmatched,
 )
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from stapsdtd.cli.following import Summary
     from stapsdtd.cli.open_spans import OpenSpanTexts
     from stapsdtd.cli.unmatched import Hints
-    from stapsdtd.client import ClockChange, SiteStatus, Snapshot, SnapshotRow, Value
+    from stapsdtd.client import ClockChange, MovedText, SiteStatus, Snapshot, SnapshotRow, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class Output(Protocol):
     def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None: ...
     def show(self, snapshot: Snapshot) -> None: ...
     def clock_set(self, change: ClockChange) -> None: ...
+    def moved(self, found: Sequence[MovedText]) -> None:
+        """Say which processes have moved text with the probes."""
+
     def close(self) -> None:
         """Restore the terminal, and leave the last snapshot there."""
 
@@ -111,6 +116,9 @@ class _JsonOutput:
     def clock_set(self, change: ClockChange) -> None:
         print_clock_set(change, as_json=True)
 
+    def moved(self, found: Sequence[MovedText]) -> None:
+        print_moved(found, as_json=True)
+
     def close(self) -> None:
         pass
 
@@ -150,6 +158,9 @@ class _PipeOutput:
     def clock_set(self, change: ClockChange) -> None:
         print_clock_set(change)
 
+    def moved(self, found: Sequence[MovedText]) -> None:
+        print_moved(found)
+
     def close(self) -> None:
         pass
 
@@ -187,6 +198,9 @@ class _TerminalOutput:
 
     def clock_set(self, change: ClockChange) -> None:
         self._notices.append(format_clock_set(change))
+
+    def moved(self, found: Sequence[MovedText]) -> None:
+        self._notices += moved_lines(found)
 
     def close(self) -> None:
         self._screen.close()

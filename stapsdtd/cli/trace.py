@@ -20,6 +20,7 @@ from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.event_fields import event_fields
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.known_signatures import catalog, no_signatures
+from stapsdtd.cli.moved_text import MovedTexts
 from stapsdtd.cli.named_values import ArgumentNames
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.silence import why_silent
@@ -159,15 +160,17 @@ def run_trace(
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted, stop))
                 output.begin(subscription.sites, hints)
                 printer = Printer(output, shown.count)
-                failure = await follow(
-                    subscription,
-                    printer.run(subscription),
-                    stop,
-                    duration=shown.duration,
-                    run=run,
-                )
+                moved = MovedTexts(client, wanted.texts, scope)
+                async with moved.watched(output.moved, hints.moved):
+                    failure = await follow(
+                        subscription,
+                        printer.run(subscription),
+                        stop,
+                        duration=shown.duration,
+                        run=run,
+                    )
                 failure = failure or printer.failure
-                summary = summary_of(subscription, printer.printed, run)
+                summary = await moved.in_summary(summary_of(subscription, printer.printed, run))
                 if summary.is_silent:
                     armed = subscription.armed_so_far
                     silent = await why_silent(client, wanted.texts, armed, known, has_ended=run.is_command)

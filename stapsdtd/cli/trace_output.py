@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from stapsdtd.catalog.selector_text import probe_name
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
+from stapsdtd.cli.moved_text import moved_lines, moved_record
 from stapsdtd.cli.open_spans import OpenSpanTexts
 from stapsdtd.cli.render import plural, print_grouped, print_stderr, terminal_width, wants_color, write_lines
 from stapsdtd.client import LossStage, SiteState
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         ClockChange,
         EventBatch,
         Loss,
+        MovedText,
         OpenSpans,
         SiteStatus,
         SpanAccount,
@@ -52,6 +54,9 @@ class Output(Protocol):
         """Print spans that have been open for as long as was asked for."""
 
     def clock_set(self, change: ClockChange) -> None: ...
+    def moved(self, found: Sequence[MovedText]) -> None:
+        """Say which processes have moved text with the probes."""
+
     def interrupted(self, error: ClientError, lease_seconds: int) -> None: ...
     def end(self, summary: Summary) -> None: ...
 
@@ -83,6 +88,9 @@ class JsonOutput:
 
     def clock_set(self, change: ClockChange) -> None:
         print_clock_set(change, as_json=True)
+
+    def moved(self, found: Sequence[MovedText]) -> None:
+        print_moved(found, as_json=True)
 
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
         _print_record({"interrupted": str(error), "retrying_seconds": lease_seconds})
@@ -129,6 +137,9 @@ class HumanOutput:
 
     def clock_set(self, change: ClockChange) -> None:
         print_clock_set(change)
+
+    def moved(self, found: Sequence[MovedText]) -> None:
+        print_moved(found)
 
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
         print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
@@ -222,7 +233,11 @@ class _Losses:
 
 
 def print_summary(summary: Summary) -> None:
-    for reason in [*summary.silent, *([why_unpaired(summary.spans)] if summary.spans else [])]:
+    for reason in [
+        *moved_lines(summary.moved),
+        *summary.silent,
+        *([why_unpaired(summary.spans)] if summary.spans else []),
+    ]:
         if reason:
             print_stderr(reason)
     print_stderr(format_summary(summary))
@@ -296,6 +311,8 @@ def print_unmatched(hints: Hints) -> None:
         _print_record({"added_late": dict(hints.added_late)})
     if hints.conditions:
         _print_record({"conditions": list(hints.conditions)})
+    if hints.moved:
+        print_moved(hints.moved, as_json=True)
     if hints.left_out:
         _print_record({"left_out": hints.left_out})
     if hints.shared_files:
@@ -308,6 +325,15 @@ def print_clock_set(change: ClockChange, *, as_json: bool = False) -> None:
         _print_record({"clock_set": asdict(change)})
     else:
         print_stderr(format_clock_set(change))
+
+
+def print_moved(found: Sequence[MovedText], *, as_json: bool = False) -> None:
+    """Print on standard error which processes have moved text with the probes."""
+    if as_json:
+        _print_record({"moved": list(map(moved_record, found))})
+    else:
+        for line in moved_lines(found):
+            print_stderr(line)
 
 
 def format_clock_set(change: ClockChange) -> str:

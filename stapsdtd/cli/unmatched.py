@@ -16,6 +16,7 @@ from stapsdtd.cli import frequent
 from stapsdtd.cli.function_selectors import PROVIDER, functions_of
 from stapsdtd.cli.habits import of_bpftrace
 from stapsdtd.cli.known_signatures import own_folder
+from stapsdtd.cli.moved_text import MovedTexts, moved_lines
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.cli.silence import conditions
 from stapsdtd.client import ClientError, InventoryState, NotFoundError, SiteState
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.catalog.selectors import Selector
     from stapsdtd.cli.signature_captures import Resolved
-    from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, Problem, ServerInfo, SiteStatus
+    from stapsdtd.client import AsyncClient, AsyncSubscription, MovedText, Probe, Problem, ServerInfo, SiteStatus
     from stapsdtd.signatures import Declared
     from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
@@ -62,7 +63,8 @@ class Hints:
     that a command is going to map cannot be armed before it does. evaluated_late: why parts of the filter are not
     evaluated at the hit. added_late: why the server adds up hits itself, with the numbers of sites. shared_files: which
     other processes run, too, that pay for their hits though only those of followed ones are wanted. left_out: which
-    frequent probes are, as a sentence, or empty. conditions: when probes fire that selectors name.
+    frequent probes are, as a sentence, or empty. conditions: when probes fire that selectors name. moved: processes
+    that execute copies of the probes' text.
     """
 
     selectors: tuple[Unmatched, ...] = ()
@@ -73,6 +75,7 @@ class Hints:
     shared_files: Sequence[str] = ()
     left_out: str = ""
     conditions: Sequence[str] = ()
+    moved: Sequence[MovedText] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -95,7 +98,7 @@ class Hints:
             *late,
             *adding,
             *self._shared,
-            *map(escape, self.conditions),
+            *map(escape, [*self.conditions, *moved_lines(self.moved)]),
         ]
 
     @property
@@ -172,6 +175,7 @@ async def subscribed(
                 added_late=subscription.added_late,
                 shared_files=_shared_files(subscription, options),
                 conditions=_conditions(selectors, subscription.sites),
+                moved=await MovedTexts(client, wanted.texts, options).look(),
                 left_out=frequent.hint(options.exclude, _providers(selectors, subscription.sites)),
             ),
         )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stapsdtd.client.encode import Selectors
     from stapsdtd.client.kernel_functions import FunctionListing
     from stapsdtd.client.messages import Event, Message
-    from stapsdtd.client.probes import ProbeListing, WatchMessage
+    from stapsdtd.client.probes import MovedText, ProbeListing, WatchMessage
     from stapsdtd.client.server import Account, ServerInfo, SubscriptionInfo
     from stapsdtd.subscribe_options import Aggregate, Clause, Span
     from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceAsyncStub
@@ -94,6 +94,7 @@ class AsyncClient:
         installed: bool = False,
         details: bool = False,
         problems: bool = False,
+        moved: bool = False,
     ) -> ProbeListing:
         """Return the probes in objects that running processes map. Without a selector, all probes.
 
@@ -102,6 +103,7 @@ class AsyncClient:
         installed: only probes in installed files that the server knows of, whether or not a process maps them.
         details: also return the processes, and the notes that cannot be used.
         problems: also return the notes that cannot be used.
+        moved: also return which processes execute copies of the probes' text; see moved_text().
         """
         request = encode.list_request(
             selectors,
@@ -112,9 +114,29 @@ class AsyncClient:
             installed=installed,
             details=details,
             problems=problems,
+            moved=moved,
         )
         with translated(self._call("list probes")):
             return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout))
+
+    async def moved_text(
+        self,
+        selectors: Selectors = (),
+        pids: Iterable[int] = (),
+        *,
+        containers: Iterable[str] = (),
+        cgroups: Iterable[str] = (),
+        files: Iterable[str] = (),
+    ) -> Sequence[MovedText]:
+        """Return which processes execute copies of text that has probes, where these never fire.
+
+        As list_probes(), without the probes.
+        """
+        request = encode.list_request(
+            selectors, pids, containers=containers, cgroups=cgroups, files=files, moved=True, without_probes=True
+        )
+        with translated(self._call("look for moved text")):
+            return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout)).moved
 
     async def watch_probes(
         self,

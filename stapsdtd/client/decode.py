@@ -121,6 +121,19 @@ def probe_listing(listing: pb.ListProbesResponse) -> probes.ProbeListing:
         sites_left_out=listing.sites_left_out,
         files_left_out=listing.files_left_out,
         problems_left_out=listing.problems_left_out,
+        moved=tuple(
+            probes.MovedText(
+                pid=each.pid,
+                comm=each.comm,
+                uid=each.uid,
+                path=each.path,
+                memory=each.memory,
+                first_offset=each.first_offset,
+                last_offset=each.last_offset,
+                sites=each.sites,
+            )
+            for each in listing.moved
+        ),
     )
 
 

@@ -44,9 +44,11 @@ def list_request(
     containers: Iterable[str],
     cgroups: Iterable[str],
     files: Iterable[str],
-    installed: bool,
-    details: bool,
-    problems: bool,
+    installed: bool = False,
+    details: bool = False,
+    problems: bool = False,
+    moved: bool = False,
+    without_probes: bool = False,
 ) -> pb.ListProbesRequest:
     return pb.ListProbesRequest(
         selectors=_as_iterable(selectors),
@@ -57,6 +59,8 @@ def list_request(
         installed=installed,
         details=details,
         problems=problems,
+        moved=moved,
+        without_probes=without_probes,
     )
 
 

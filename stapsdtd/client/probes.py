@@ -145,8 +145,35 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedText:
+    """Text of a file in whose place a process executes something else, so that probes there never fire in it.
+
+    memory: what it executes, "anonymous memory" for one. first_offset, last_offset: of the sites that are concerned, in
+    the file. sites: how many these are.
+    """
+
+    pid: int
+    comm: str
+    uid: int
+    path: str
+    memory: str
+    first_offset: int
+    last_offset: int
+    sites: int
+
+    def concerns(self, probe: Probe) -> bool:
+        """Report whether the probe has a site there."""
+        return (
+            probe.path == self.path
+            and self.pid in probe.pids
+            and any(self.first_offset <= site.offset <= self.last_offset for site in probe.sites)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeListing:
-    """A sequence of probes. processes and problems are filled in with details=True, problems with problems=True, too.
+    """A sequence of probes. processes and problems are filled in with details=True, problems with problems=True, too,
+    and moved with moved=True.
 
     sites_left_out, files_left_out, problems_left_out: the numbers of sites of very large objects, of installed files,
     and of notes that cannot be used, that were left out.
@@ -158,6 +185,7 @@ class ProbeListing:
     sites_left_out: int = 0
     files_left_out: int = 0
     problems_left_out: int = 0
+    moved: tuple[MovedText, ...] = ()
 
     def __iter__(self) -> Iterator[Probe]:
         return iter(self.probes)

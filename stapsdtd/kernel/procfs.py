@@ -161,21 +161,49 @@ def parse_maps(pid: int, text: bytes) -> list[Mapping]:
 
 
 class Region(NamedTuple):
-    """Any line of /proc/PID/maps."""
+    """Any line of /proc/PID/maps. dev is encoded as st_dev; path is as in the line, empty if there is none."""
 
     start: int
     end: int
-    is_file: bool
+    permissions: str
+    file_offset: int
+    dev: int
+    inode: int
+    path: str
+
+    @property
+    def is_file(self) -> bool:
+        return self.inode != 0
+
+
+def regions(pid: int) -> list[Region]:
+    """Return all mappings of a process in order of their addresses, as far as MAX_MAPS_BYTES of text tell."""
+    lines = _read(f"/proc/{memory_holder(pid)}/maps", MAX_MAPS_BYTES).split(b"\n")
+    return [_region(line) for line in lines if line]
 
 
 def region_at(pid: int, address: int) -> Region | None:
     """Return the mapping that contains an address; None if there is none, or the process is gone."""
     for line in _read(f"/proc/{memory_holder(pid)}/maps").split(b"\n"):
-        addresses, _, rest = line.partition(b" ")
-        start, _, end = addresses.partition(b"-")
+        start, _, end = line.partition(b" ")[0].partition(b"-")
         if end and int(start, 16) <= address < int(end, 16):
-            return Region(int(start, 16), int(end, 16), rest.split(None, 4)[3] != b"0")
+            return _region(line)
     return None
+
+
+def _region(line: bytes) -> Region:
+    addresses, permissions, offset, dev, inode, *path = line.split(None, 5)
+    start, end = addresses.split(b"-")
+    major, minor = dev.split(b":")
+    return Region(
+        int(start, 16),
+        int(end, 16),
+        permissions.decode(),
+        int(offset, 16),
+        os.makedev(int(major, 16), int(minor, 16)),
+        int(inode),
+        shown_path(path[0]) if path else "",
+    )
 
 
 def _path(pid: int, start: bytes, end: bytes, raw: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,9 +14,10 @@ from stapsdtd.errors import ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.perf import Mapped
-from stapsdtd.kernel.procfs import ProcessStat
+from stapsdtd.kernel.procfs import ProcessStat, Region
 from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.procs.budgets import MemoryBudget
+from stapsdtd.procs.moved_text import moved
 from stapsdtd.procs.objects import ObjectStore
 from stapsdtd.runtime.logs import fields
 
@@ -40,6 +41,9 @@ class Proc(Protocol):
 
     def executable_mappings(self, pid: int) -> list[Mapping]:
         """Return a process's executable mappings of files."""
+
+    def regions(self, pid: int) -> list[Region]:
+        """Return all mappings of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +191,28 @@ class ProcessMaps:
             now[mapping] = files[file] = obj
             if obj is not None:
                 mapped.setdefault(obj.key, (obj, mapping))
+        for mapping, obj in self._moved(process.pid, before, mapped):
+            now[mapping] = obj
+            mapped[obj.key] = obj, mapping
         self._seen[process.pid] = process, now
         if is_excessive:
             self._waiting_for_room.setdefault(user, set()).add(process.pid)
         self._registry.update(process, mapped, _crowded(now))
         return is_partial
+
+    def _moved(
+        self, pid: int, before: dict[Mapping, Object | None], mapped: Container[ObjectKey]
+    ) -> list[tuple[Mapping, Object]]:
+        """Return the objects whose text a process has moved as a whole: it is still listed with them, as what to ask of
+        it is why they do not fire.
+        """
+        gone = [(mapping, obj) for mapping, obj in before.items() if obj is not None and obj.key not in mapped]
+        if not gone:
+            return []
+        regions = self._calls.call(pid, lambda: self._proc.regions(pid))
+        return [
+            (mapping, obj) for mapping, obj in gone if moved(obj.parsed.sites, obj.parsed.read_only, mapping, regions)
+        ]
 
     def _warn_of_excess(self, user: int) -> None:
         if user not in self._excessive:

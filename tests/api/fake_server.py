@@ -186,6 +186,9 @@ class FakeServer(StapsdtServiceServicer):
         return self.info
 
     def ListProbes(self, request: Any, context: Any) -> pb.ListProbesResponse:  # noqa: N802
+        if request.without_probes:
+            # commands ask that now and then, whatever else the test is about
+            return pb.ListProbesResponse(moved=self.listing.moved)
         self._begin(request, context)
         if self.list_waits_for:
             self.wait_for(self.list_waits_for)

@@ -58,7 +58,7 @@ def test_list_json(server: FakeServer, run: Run) -> None:
     status, out, err = run("list", "postgresql:*", "--pid", "4711", "--json")
     assert (status, err) == (0, "")
     assert server.asked("ListProbesRequest") == [
-        pb.ListProbesRequest(selectors=["postgresql:*"], pids=[4711], problems=True)
+        pb.ListProbesRequest(selectors=["postgresql:*"], pids=[4711], problems=True, moved=True)
     ]
     first, bare = map(json.loads, out.splitlines())
     assert first == {
@@ -126,7 +126,7 @@ def test_list_json_with_details(server: FakeServer, run: Run) -> None:
     contained(server)
     status, out, err = run("list", "--json", "--details", "--container", "web", "--cgroup", "/a")
     assert (status, err) == (0, "")
-    request = pb.ListProbesRequest(containers=["web"], cgroups=["/a"], details=True, problems=True)
+    request = pb.ListProbesRequest(containers=["web"], cgroups=["/a"], details=True, problems=True, moved=True)
     assert server.asked("ListProbesRequest") == [request]
     first, _, third, _ = json.loads(out)["processes"]
     assert first == {
@@ -398,7 +398,9 @@ def test_list_installed(server: FakeServer, run: Run) -> None:
     assert (status, err) == (0, "")
     assert out
     (request,) = server.asked("ListProbesRequest")
-    assert request == pb.ListProbesRequest(selectors=["postgresql:*"], installed=True, details=True, problems=True)
+    assert request == pb.ListProbesRequest(
+        selectors=["postgresql:*"], installed=True, details=True, problems=True, moved=True
+    )
     server.listing.files_left_out = 1
     assert run("list", "--installed")[2] == "stapsdt: 1 installed file left out: narrow it with a selector\n"
 

@@ -26,8 +26,8 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.inodes import ProcessInodes
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.perf import Lost, Mapped
-from stapsdtd.kernel.procfs import ProcessStat
-from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject, ProcessKey
+from stapsdtd.kernel.procfs import ProcessStat, Region
+from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject, ProcessKey, ReadOnlySegment, Vaddr
 from stapsdtd.procs import budgets, looking
 from stapsdtd.procs.budgets import MemoryBudget
 from stapsdtd.procs.descendants import Descendants
@@ -123,6 +123,7 @@ class Host:
         self.connector = Source[ProcessEvent]()
         self.files = Files()
         self.processes: dict[int, tuple[ProcessStat, list[Mapping]]] = {}
+        self.whole_maps: dict[int, list[Region]] = {}
         self.looks = Counter[int]()
         self.failures: list[Exception] = []
         self.registry = Registry()
@@ -155,6 +156,9 @@ class Host:
             raise self.failures.pop()
         found = self.processes.get(pid)
         return found[1] if found else []
+
+    def regions(self, pid: int) -> list[Region]:
+        return self.whole_maps.get(pid, [])
 
     def process_of(self, tid: int) -> int:
         """Return what the reader thread would learn of a thread."""
@@ -278,6 +282,27 @@ def test_all_that_a_process_does_in_one_pause_costs_one_look(host: Host) -> None
         assert sorted(host.changes, key=lambda change: change.object.key.inode) == [
             Change(LIBC), Change(APP, appeared=True), Change(MEMFD, appeared=True),
         ]  # fmt: skip
+
+    watching(host, scenario)
+
+
+def test_process_that_moved_its_text_is_still_listed(host: Host) -> None:
+    segment = ReadOnlySegment(Vaddr(0), FileOffset(0), 0x4000)
+    program = replace(APP, parsed=replace(APP.parsed, read_only=(segment,)))
+    host.files.objects[program.key.inode] = program
+    host.live(1, 1, 2)
+    head = Region(0x2000, 0x3000, "r--p", 0, 1, 2, "/lib/2")
+    copy = Region(0x3000, 0x6000, "r-xp", 0, 0, 0, "")
+
+    async def scenario(watcher: Watcher) -> None:
+        host.live(1, 1)
+        host.whole_maps[1] = [head, copy]
+        for _ in range(2):
+            watcher.look_at([1])
+            assert host.mapped() == {1: {1, 2}}
+        host.whole_maps[1] = [head]
+        watcher.look_at([1])
+        assert host.mapped() == {1: {1}}
 
     watching(host, scenario)
 
