@@ -16,7 +16,7 @@ from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
-Collect = Callable[[SubscriptionKey], Future[None]]
+Collect = Callable[[SubscriptionKey], Future[int]]
 TakeTurns = Callable[[Generator[None, None, list[bytes]]], Awaitable[list[bytes]]]
 
 _COLLECT_SECONDS = 1.0
@@ -50,6 +50,7 @@ class SnapshotReader(ClauseReader):
         self._take_turns = take_turns
         self._wall_clock = wall_clock
         self._clock = clock
+        self._collected_ns = 0
         self._interval = aggregation.interval_ms / 1000
         self.due = clock() + self._interval if self._interval else None
 
@@ -69,7 +70,11 @@ class SnapshotReader(ClauseReader):
     def _unsent(self, *, is_taken: bool, is_final: bool) -> Generator[None, None, list[bytes]]:
         """Return the snapshots that this stream has not sent, whoever took them. is_taken: take another one first."""
         if is_taken and not self._table.last.is_final:
-            self._table.take(time.monotonic_ns(), is_final=is_final)
+            # when rows were taken out of the kernel, rather than when they got here, some 10 ms later: rates are of the
+            # time in which the hits fired
+            collected_ns, self._collected_ns = self._collected_ns, 0
+            is_known = not is_final and collected_ns > self._table.last.end_ns
+            self._table.take(collected_ns if is_known else time.monotonic_ns(), is_final=is_final)
         unsent = self._table.taken_from(self._next_number)
         if not unsent:
             return []
@@ -89,4 +94,6 @@ class SnapshotReader(ClauseReader):
         # what fired until now belongs to this interval; if the engine has failed, so much is known
         collected = asyncio.wrap_future(self._clause.settled(self._collect(self._clause.key)))
         await asyncio.wait({collected}, timeout=_COLLECT_SECONDS)
+        if collected.done() and not collected.cancelled() and collected.exception() is None:
+            self._collected_ns = collected.result()
         collected.cancel()

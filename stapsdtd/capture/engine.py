@@ -267,8 +267,11 @@ class Engine(Protocol):
     def close_in_steps(self, subscription_key: SubscriptionKey) -> Generator[None, None, Future[None]]:
         """As `close`, but take some milliseconds at a time, between which others may be armed and closed."""
 
-    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
-        """Return a future that is done, in any thread, when the sinks have all hits so far. It may have an error."""
+    def collect(self, subscription_key: SubscriptionKey) -> Future[int]:
+        """Return a future that is done, in any thread, when the sinks have all hits so far. It may have an error.
+
+        Its result is until when they have all, and hardly any later ones: ns of CLOCK_MONOTONIC.
+        """
 
     def open_spans(self, subscription_key: SubscriptionKey) -> OpenSpans:
         """Return the starts that wait for their ends, where the engine pairs them. Raises OSError."""

@@ -24,6 +24,23 @@ def unfinished() -> Future[None]:
     return future
 
 
+def followed_by(done: Future[None], result: Callable[[], _T]) -> Future[_T]:
+    """Return a future that is done when another one is, with a result that is made then, or with that one's error."""
+    following: Future[_T] = Future()
+    following.set_running_or_notify_cancel()
+
+    def follow(followed: Future[None]) -> None:
+        if followed.cancelled():
+            following.set_exception(CancelledError())
+        elif error := followed.exception():
+            following.set_exception(error)
+        else:
+            following.set_result(result())
+
+    once_done(done, follow)
+    return following
+
+
 def once_done(future: Future[_T], call: Callable[[Future[_T]], object]) -> None:
     """Call something, in any thread, when a future is done, and let go of it then.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.capture.engine import LossStage, SubscriptionKey
@@ -15,7 +16,7 @@ from stapsdtd.model import Object, Site, SiteCapture
 from stapsdtd.query.evaluate import steps
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.site_filter import WhyNotCaptured, evaluated_late
-from stapsdtd.runtime.futures import once_done, pass_on, unfinished
+from stapsdtd.runtime.futures import once_done, pass_on
 from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
@@ -30,6 +31,7 @@ from stapsdtd.sessions.spec import ClauseSpec
 from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _PAIRING_STEPS = 200
 """Some 3 us for each event."""
@@ -111,11 +113,12 @@ class Clause:
         """Take note that sites were disarmed or refused."""
         self.sites.retire(site_ids, self.log.next_seq)
 
-    def settled(self, engine: Future[None]) -> Future[None]:
+    def settled(self, engine: Future[_T]) -> Future[_T]:
         """Return a future that is done, in any thread, when all hits were evaluated that the engine delivers until its
-        future is done, with that one's error if it has one.
+        future is done, with what became of that one.
         """
-        done = unfinished()
+        done: Future[_T] = Future()
+        done.set_running_or_notify_cancel()
         once_done(engine, lambda _: once_done(self.sink.settled(), lambda _: pass_on(engine, done)))
         return done
 

@@ -118,7 +118,7 @@ class Housekeeping:
             return
         ended, now_ns = pairing.ended_threads(), time.monotonic_ns()
 
-        def finish(collected: Future[None]) -> None:
+        def finish(collected: Future[int]) -> None:
             if not collected.cancelled() and collected.exception() is None:
                 clause.sink.spanned(pairing.sweep(ended, now_ns))
 

@@ -243,7 +243,7 @@ class Subscriptions:
             except Exception:  # noqa: BLE001 - the others are to end as well
                 _log.exception("subscription %s did not end cleanly", ident)
 
-    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+    def collect(self, subscription_key: SubscriptionKey) -> Future[int]:
         """See `Engine.collect`."""
         return self._engine.collect(subscription_key)
 

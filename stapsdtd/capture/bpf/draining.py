@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -29,7 +30,7 @@ from stapsdtd.capture.bpf.span_watch import SpanWatch
 from stapsdtd.capture.engine import TargetSite
 from stapsdtd.kernel.cgroup_ids import CgroupIds
 from stapsdtd.query.actions import Aggregate, EndSpan
-from stapsdtd.runtime.futures import pass_on, unfinished
+from stapsdtd.runtime.futures import followed_by, pass_on, unfinished
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,15 @@ class Epoch(Protocol):
     def parity(self) -> int: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Collecting:
+    """A call of `Drainer.collect`. until_ns: when hits stopped going to the rows that were taken, 0 without rows."""
+
+    channel: Channel | None
+    done: Future[None] = field(default_factory=unfinished)
+    until_ns: int = 0
+
+
 class Drainer:
     """Owns the thread that drains tables."""
 
@@ -67,7 +77,7 @@ class Drainer:
         self._decoder = RowDecoder(CgroupNames(self._cgroup_ids.path_of))
         self._drained_at = time.monotonic()
         self._requests: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._collecting: list[tuple[Channel | None, Future[None]]] = []
+        self._collecting: list[_Collecting] = []
         self._thread = threading.Thread(target=self._run, name="stapsdtd-draining", daemon=True)
         self._thread.start()
 
@@ -93,11 +103,11 @@ class Drainer:
         """Look at tables from now on: there is a new one."""
         self._requests.put(lambda: None)
 
-    def collect(self, channel: Channel | None) -> Future[None]:
-        """Return a future that is done when a channel's sink has all hits so far. For any thread."""
-        done = unfinished()
-        self._requests.put(lambda: self._collecting.append((channel, done)))
-        return done
+    def collect(self, channel: Channel | None) -> Future[int]:
+        """As `Engine.collect`, of a channel. For any thread."""
+        collecting = _Collecting(channel)
+        self._requests.put(lambda: self._collecting.append(collecting))
+        return followed_by(collecting.done, lambda: collecting.until_ns or time.monotonic_ns())
 
     def drain_last(self, channels: Collection[Channel]) -> None:
         """Take what is left of subscriptions whose last hit is over. For any thread."""
@@ -144,19 +154,24 @@ class Drainer:
     def _drain_all(self) -> None:
         self._drained_at = time.monotonic()
         collecting, self._collecting = self._collecting, []
-        channels = {channel for channel, _ in collecting}
+        channels = {each.channel for each in collecting}
         asked = [table for table in self._tables.all() if table.channel in channels]
         others = [table for table in self._tables.all() if table.channel not in channels and not table.is_behind]
         for table in (*asked, *others):
             # what was left there while its sink was behind
             self._drain(table, (1 - self._kernel.parity,))
         parity = self._kernel.flip()
+        flipped_ns = time.monotonic_ns()
         self._wait()
         for table in asked:
             self._drain(table, (parity,))
         if collecting:
             # behind the rows, and the records of hits that only now are over
-            self._settle((), ()).add_done_callback(partial(_tell, [done for _, done in collecting]))
+            in_tables = {table.channel for table in asked}
+            for each in collecting:
+                # what is in no table is there until it is delivered
+                each.until_ns = flipped_ns if each.channel in in_tables else 0
+            self._settle((), ()).add_done_callback(partial(_tell, [each.done for each in collecting]))
         for table in others:
             self._drain(table, (parity,))
 

@@ -205,7 +205,7 @@ class BpfEngine:
         self._drainer.drain_last(closing)
         return self._reader.end(plans, closing)
 
-    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+    def collect(self, subscription_key: SubscriptionKey) -> Future[int]:
         subscription = self._subscriptions.get(subscription_key)
         # it may have been closed meanwhile
         return self._drainer.collect(subscription.channel if subscription else None)

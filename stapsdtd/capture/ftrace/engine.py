@@ -214,7 +214,7 @@ class FtraceEngine:
         yield
         return self.close(subscription_key)
 
-    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+    def collect(self, subscription_key: SubscriptionKey) -> Future[int]:
         return self._reader.collect(subscription_key)
 
     def ask(self) -> Future[None]:

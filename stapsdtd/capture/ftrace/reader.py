@@ -24,6 +24,7 @@ from stapsdtd.capture.ftrace.rings import PAGES_PER_READ, Ring, open_rings
 from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
+from stapsdtd.runtime.futures import followed_by
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
 from stapsdtd.runtime.slices import slices
@@ -127,16 +128,19 @@ class Reader:
 
         self._jobs.call(job)
 
-    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
-        """Return a future that is done when a subscription has all events so far. Any thread may call this."""
+    def collect(self, subscription_key: SubscriptionKey) -> Future[int]:
+        """As `Engine.collect`. Any thread may call this."""
+        begun_ns = 0
 
         def job() -> None:
+            nonlocal begun_ns
+            begun_ns = time.monotonic_ns()
             channel = self._channels.get(subscription_key)
             if channel is not None:
                 self._drain(channel)
                 self._report_losses(channel)
 
-        return self._jobs.post(job)
+        return followed_by(self._jobs.post(job), lambda: begun_ns)
 
     def close(self, subscription_key: SubscriptionKey) -> None:
         """Forget a subscription, all of whose instances are finished."""
