@@ -41,7 +41,7 @@ def dev(
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "test", "serve", "bench", "soak", "siege", "pictures", "install", "uninstall"]
+    "command", ["demo", "test", "serve", "bench", "soak", "siege", "truth", "pictures", "install", "uninstall"]
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_one_line_says_what_to_run(checkout: Path, command: str) -> None:
