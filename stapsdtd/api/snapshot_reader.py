@@ -20,6 +20,8 @@ Collect = Callable[[SubscriptionKey], Future[int]]
 TakeTurns = Callable[[Generator[None, None, list[bytes]]], Awaitable[list[bytes]]]
 
 _COLLECT_SECONDS = 1.0
+_HUNG_SECONDS = 10.0
+"""From when on it is assumed that the engine has failed."""
 _MAX_SHARE = 0.2
 """Of the time, for one clause's snapshots: one of very many rows takes some 0.1 s."""
 
@@ -50,14 +52,17 @@ class SnapshotReader(ClauseReader):
         self._take_turns = take_turns
         self._wall_clock = wall_clock
         self._clock = clock
+        # until when what fired is there; 0 if that is not known yet
         self._collected_ns = 0
+        self._collecting: Future[int] | None = None
+        self._asked = 0.0
         self._interval = aggregation.interval_ms / 1000
         self.due = clock() + self._interval if self._interval else None
 
     async def new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
         for message in self._losses():
             yield message
-        is_due = self.due is not None and self._clock() >= self.due
+        is_due = self.due is not None and self._clock() >= self.due and self._collected_ns > 0
         is_last = is_ended and not self._table.last.is_final
         begin = self._clock()
         for message in await self._take_turns(self._unsent(is_taken=is_due or is_last, is_final=is_last)):
@@ -72,9 +77,9 @@ class SnapshotReader(ClauseReader):
         if is_taken and not self._table.last.is_final:
             # when rows were taken out of the kernel, rather than when they got here, some 10 ms later: rates are of the
             # time in which the hits fired
-            collected_ns, self._collected_ns = self._collected_ns, 0
-            is_known = not is_final and collected_ns > self._table.last.end_ns
-            self._table.take(collected_ns if is_known else time.monotonic_ns(), is_final=is_final)
+            end_ns = time.monotonic_ns() if is_final else max(self._collected_ns, self._table.last.end_ns)
+            self._collected_ns = 0
+            self._table.take(end_ns, is_final=is_final)
         unsent = self._table.taken_from(self._next_number)
         if not unsent:
             return []
@@ -91,9 +96,17 @@ class SnapshotReader(ClauseReader):
         return messages
 
     async def complete(self) -> None:
-        # what fired until now belongs to this interval; if the engine has failed, so much is known
-        collected = asyncio.wrap_future(self._clause.settled(self._collect(self._clause.key)))
-        await asyncio.wait({collected}, timeout=_COLLECT_SECONDS)
-        if collected.done() and not collected.cancelled() and collected.exception() is None:
-            self._collected_ns = collected.result()
-        collected.cancel()
+        """Wait for a while until what fired before now is there, which belongs to this interval."""
+        now = self._clock()
+        if self._collecting is None:
+            self._collecting, self._asked = self._clause.settled(self._collect(self._clause.key)), now
+        collecting = asyncio.wrap_future(self._collecting)
+        await asyncio.wait({collecting}, timeout=_COLLECT_SECONDS)
+        collecting.cancel()
+        if not self._collecting.done() and self._clock() - self._asked < _HUNG_SECONDS:
+            # on a busy host; a snapshot would lack hits, which the next one had too many of
+            return
+        has_all = self._collecting.done() and self._collecting.exception() is None
+        # if the engine has failed, so much is known
+        self._collected_ns = self._collecting.result() if has_all else time.monotonic_ns()
+        self._collecting = None

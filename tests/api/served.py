@@ -149,6 +149,7 @@ class FakeEngine:
         self.parts: list[Sequence[TargetSite]] = []
         self.followed: FakeFollowed | None = None
         self.refuse: dict[str, str] = {}
+        self.collecting: Future[int] | None = None
         self.failures: dict[str, Exception] = {}
         self.uncaptured: dict[BuiltIn, str] = {}
         self.held: dict[str, Hold] = {}
@@ -245,6 +246,8 @@ class FakeEngine:
         return subject.operand.reason if isinstance(subject.operand, Unavailable) else None
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[int]:  # noqa: ARG002
+        if self.collecting is not None:
+            return self.collecting
         done: Future[int] = Future()
         done.set_result(time.monotonic_ns())
         return done

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import struct
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import grpc
 import pytest
 
+from stapsdtd.api import snapshot_reader
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.client import (
     Account,
@@ -253,6 +258,22 @@ def test_intervals_add_up(server: Served, client: Client) -> None:
         assert account.aggregated == counted
         assert account.fired == account.aggregated + account.filtered + account.lost + account.in_flight
     assert counted == 10
+
+
+@pytest.mark.usefixtures("app")
+def test_interval_ends_when_its_hits_are_there(server: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes on a busy host."""
+    monkeypatch.setattr(snapshot_reader, "_COLLECT_SECONDS", 0.01)
+    server.engine.collecting = collecting = Future[int]()
+    collecting.set_running_or_notify_cancel()
+    subscription = client.aggregate("app:call", Aggregate(functions=["count"], interval_ms=10))
+    snapshots = subscription.snapshots()
+    threading.Timer(0.3, partial(server.fire, hits(2))).start()
+    threading.Timer(0.6, partial(collecting.set_result, time.monotonic_ns() + 500_000_000)).start()
+    first = next(snapshots)
+    assert (first.number, first.account.aggregated) == (1, 2)
+    assert first.duration_ns > 400_000_000
+    subscription.unsubscribe()
 
 
 @pytest.mark.usefixtures("app")
