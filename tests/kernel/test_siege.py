@@ -22,10 +22,9 @@ SHORT = [
     "costly_alternatives", "malformed", "forbidden", "escapes", "wide_list", "frames_rapid_reset", "frames_settings",
     "frames_idle", "frames_hpack_bomb", "frames_unread", "late_filter", "late_filter_flood", "flood", "stalled_readers",
     "shared_file", "subscription_churn", "watches_with_changes", "memfds", "forks", "many_pids", "provider_socket",
-    "many_sites", "many_sites_of_process", "many_sites_of_file", "many_sites_filtered", "files_churn", "list_everything",
-    "large_aggregations",
-    "slow_readers_of_counts", "idle_crowd", "renames", "passing_many_mappers", "mapping_bursts", "mapped_often",
-    "unread_lists",
+    "many_sites", "many_sites_of_process", "many_sites_of_file", "many_sites_filtered", "files_churn",
+    "list_everything", "large_aggregations", "slow_readers_of_counts", "idle_crowd", "renames", "passing_many_mappers",
+    "mapping_bursts", "mapped_often", "unread_lists",
 ]  # fmt: skip
 """One or more of each kind; the others are of the same kinds, and `./dev siege` takes all of them."""
 
