@@ -27,6 +27,7 @@ _BLOCKING = (
     (r"\baclosing\b", "closing"),
     (r"\basyncio\b", "time"),
     (r"import grpc\.aio\n", ""),
+    (r"\bclient\.streaming\b", "client.blocking_streaming"),
     (r"from stapsdtd\.client\.entering import \w+\n| *@entering\n", ""),
     (r"\bgrpc\.aio\.UnaryStreamCall\[pb\.StreamRequest, ", "grpc._CallIterator["),
     (r"\bgrpc\.aio\b", "grpc"),

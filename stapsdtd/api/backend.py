@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 from stapsdtd.api.access import Gate
@@ -53,7 +55,8 @@ class Backend:
     refresh, looked: as of `Watcher`. features: what is known of the host by now. arming: what the arming thread has
     to do, for a client or, with None, for all. files: opens those that requests name. inventory: the files that are
     installed. functions: the kernel's. matching: the thread that finds out which probes selectors mean. hierarchy:
-    the cgroups that requests name. container_names: what engines call their containers; takes some time.
+    the cgroups that requests name. container_names: what engines call their containers; takes some time. instance:
+    tells this start of the daemon from others.
     """
 
     control: Control
@@ -73,6 +76,7 @@ class Backend:
     matching: FairThread
     hierarchy: Hierarchy = cgroups
     container_names: NamesOf = ContainerNames(ContainerSettings()).of
+    instance: str = field(default_factory=partial(secrets.token_hex, 8))
 
     async def when_looked(self, users: frozenset[int] | None, work: Callable[[], _T]) -> _T:
         """Do work in the control thread, once that has looked at what users' processes map; None for everybody's."""

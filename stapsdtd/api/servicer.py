@@ -205,6 +205,7 @@ class StapsdtServicer:
                 unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
                 evaluated_late=late,
                 added_late=subscription_messages.added_late(subscription),
+                instance=self._backend.instance,
             )
             unanswered.clear()
         return response.SerializeToString() + sites

@@ -14,8 +14,8 @@ import click
 from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import in_one_argument
-from stapsdtd.cli.following import follow, set_on_signals, summary_of
-from stapsdtd.cli.joined_rows import to_join, without_literals
+from stapsdtd.cli.following import follow, messages, set_on_signals, summary_of
+from stapsdtd.cli.joined_rows import without_literals
 from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.cli.moved_text import MovedTexts
 from stapsdtd.cli.named_values import ArgumentNames, with_meanings
@@ -28,7 +28,8 @@ from stapsdtd.cli.snapshot_output import Output, Shown, output_for
 from stapsdtd.cli.splitting import split_keys
 from stapsdtd.cli.sql_text import DIALECTS
 from stapsdtd.cli.unmatched import Wanted, subscribed
-from stapsdtd.client import AsyncClient, ClockChange, Interruption, Snapshot
+from stapsdtd.client import AsyncClient, Snapshot
+from stapsdtd.client.encode import to_join
 from stapsdtd.subscribe_options import Aggregate
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from stapsdtd.subscribe_options import SubscribeOptions
 
 _LIVE_MS = 1000
-_KEPT_MS = 5000
-"""Between snapshots that are shown only if no later one comes, since the server was killed."""
 
 
 def keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -147,7 +146,7 @@ def run(
     known = catalog()
     names = ArgumentNames(known, (), pair.start_probe(known)) if pair else None
     output = output_for(table, shown, OpenSpanTexts(names))
-    interval_ms = _LIVE_MS if output.is_live else _KEPT_MS
+    interval_ms = _LIVE_MS if output.is_live else options.KEPT_MS
     aggregate = Aggregate(
         functions=to_join(functions) if shown.dialect else functions,
         value=value,
@@ -165,7 +164,14 @@ def run(
                 wanted = await _resolved(client, selectors, pair, scope, aggregate, known)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted, stop))
                 output.begin(hints, subscription.sites)
-                reader = _Reader(output, shown, wanted.meanings, shows_all=bool(output.is_live or shown.interval))
+                reader = _Reader(
+                    output,
+                    shown,
+                    wanted.meanings,
+                    functions,
+                    retries=server.retries,
+                    shows_all=bool(output.is_live or shown.interval),
+                )
                 moved = MovedTexts(client, wanted.texts, scope)
                 try:
                     async with moved.watched(output.moved, hints.moved):
@@ -176,7 +182,7 @@ def run(
                 finally:
                     output.close()
                 failure = failure or reader.failure
-                account = subscription.account
+                account = subscription.total
                 summary = summary_of(subscription, account.aggregated if account else reader.aggregated, run)
                 summary = await moved.in_summary(summary)
                 if summary.is_silent:
@@ -210,7 +216,16 @@ async def _resolved(  # noqa: PLR0917 - what a command was told
 class _Reader:
     """Shows snapshots. failure: why that was not possible any more."""
 
-    def __init__(self, output: Output, shown: Shown, meanings: Sequence[Declared | None], *, shows_all: bool) -> None:
+    def __init__(
+        self,
+        output: Output,
+        shown: Shown,
+        meanings: Sequence[Declared | None],
+        functions: Sequence[str],
+        *,
+        retries: bool,
+        shows_all: bool,
+    ) -> None:
         """meanings: of keys, as far as they are known. shows_all: rather than the last one alone.
 
         aggregated: how many hits are in those that came.
@@ -220,28 +235,24 @@ class _Reader:
         self._last: Snapshot | None = None
         self.aggregated = 0
         self._meanings = meanings
+        self._functions = functions
+        self._retries = retries
         self._count = shown.count
         self._dialect = shown.dialect
         self.failure: str | None = None
 
     def _readable(self, snapshot: Snapshot) -> Snapshot:
         named = with_meanings(snapshot, self._meanings) if any(self._meanings) else snapshot
-        return without_literals(named, self._dialect) if self._dialect else named
+        return without_literals(named, self._dialect, self._functions) if self._dialect else named
 
     async def run(self, subscription: AsyncSubscription) -> None:
         """Return after the End, after so many snapshots, or when nothing can be written any more."""
-        async for message in subscription.messages():
-            match message:
-                case Snapshot():
-                    self.aggregated = message.account.aggregated
-                    self._last = message
-                    if self._shows_all and (not self._show(message) or message.number == self._count):
-                        return
-                case ClockChange():
-                    self._output.clock_set(message)
-                case Interruption(error):
-                    seconds = subscription.lease_seconds
-                    print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")
+        async for message in messages(subscription, self._output.notice, retries=self._retries):
+            if isinstance(message, Snapshot):
+                self.aggregated = message.account.aggregated
+                self._last = message
+                if self._shows_all and (not self._show(message) or message.number == self._count):
+                    return
 
     def show_last(self) -> None:
         """Show the last snapshot that came, unless all were shown: the final one, if the server gave that."""

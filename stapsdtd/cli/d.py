@@ -73,6 +73,7 @@ Examples:
 @click.option("-Z", "allow_none", is_flag=True, help="Allow descriptions that match no probes yet.")
 @click.option("-x", "settings", multiple=True, metavar="NAME[=VALUE]", help="Set an option of D. Repeatable.")
 @click.option("-b", "buffer_bytes", metavar="SIZE", help="Like -x bufsize=SIZE.")
+@options.no_retry
 @options.output
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 @click.pass_obj
@@ -193,7 +194,7 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
             scope = replace(scope, pids=(), follow=False, functions=functions.texts)
             if pid is not None:
                 stack.callback(_stop_with(pid, interrupts.stop))
-            failure, status = await _trace(client, prepared, scope, run, interrupts)
+            failure, status = await _trace(client, prepared, scope, run, interrupts, retries=server.retries)
         if failure:
             print_stderr(failure)
         code = await run.exit_code(failure)
@@ -245,13 +246,15 @@ async def _trace(
     scope: SubscribeOptions,
     run: Run,
     interrupts: _Interrupts,
+    *,
+    retries: bool,
 ) -> tuple[str | None, int | None]:
     """Return why it failed, and the program's own exit status, None for neither."""
     settings, stop = options_of(prepared.checked.program.options), interrupts.stop
     output = Output()
     records = Records(output.write, is_quiet=settings.is_quiet)
     program = Running(prepared.checked, records, settings.sorting, tell_fault)
-    runner = Runner(program, output, prepared.lowered)
+    runner = Runner(program, output, prepared.lowered, retries=retries)
     if not settings.is_quiet:
         print_stderr(f"matched {plural(len(prepared.probes()), 'probe')}")
     failure: str | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stapsdtd.cli.d_hits import ProbeIds
 from stapsdtd.cli.d_probes import Known, Meant, argument_type, check_found, static_probes, type_names
 from stapsdtd.cli.known_signatures import catalog
+from stapsdtd.cli.options import KEPT_MS
 from stapsdtd.client import Aggregate, Clause, Span
 from stapsdtd.query.d.check import check
 from stapsdtd.query.d.lower import Plan, planned
@@ -77,7 +78,7 @@ class Prepared:
                 tag=tag,
                 selectors=self._selectors(each.clause),
                 where=each.where,
-                aggregate=Aggregate(functions=each.functions, value=each.value, by=each.by),
+                aggregate=Aggregate(functions=each.functions, value=each.value, by=each.by, interval_ms=KEPT_MS),
                 span=None if each.start is None else self._span(each.start),
             )
             for tag, each in self.lowered.items()

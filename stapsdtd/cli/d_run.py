@@ -6,12 +6,14 @@ import asyncio
 import math
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from stapsdtd.cli.following import messages
 from stapsdtd.cli.render import discard_output, plural, print_stderr
-from stapsdtd.cli.trace_output import format_clock_set
-from stapsdtd.client import ClockChange, End, EventBatch, Interruption, Loss, Snapshot, Status
+from stapsdtd.cli.trace_output import print_notice
+from stapsdtd.client import End, EventBatch, Loss, Snapshot, Status
 from stapsdtd.client.messages import SiteState
 from stapsdtd.query.d.aggregations import Row
 from stapsdtd.query.d.conversion import converter
@@ -74,8 +76,12 @@ def _converter(kind: Type, by: str, string_bytes: int) -> Callable[[Value], Valu
 class Runner:
     """done: set when the program has exited, or nobody reads what it prints."""
 
-    def __init__(self, program: Program, output: Output, lowered: Mapping[str, Lowered]) -> None:
-        """lowered: what the server adds up, by tag."""
+    def __init__(self, program: Program, output: Output, lowered: Mapping[str, Lowered], *, retries: bool) -> None:
+        """lowered: what the server adds up, by tag. retries: whether to go on after a restart of the server."""
+        self._retries = retries
+        self._dropped: dict[str, int] = {}
+        self._rounded: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
         self._program = program
         self._output = output
         self._lowered = lowered
@@ -125,7 +131,7 @@ class Runner:
 
     async def read(self, subscription: AsyncSubscription, hits: Hits) -> None:
         """Run the clauses of each event, and add what was added up, until the End."""
-        async for message in subscription.messages():
+        async for message in messages(subscription, print_notice, retries=self._retries):
             match message:
                 case Snapshot():
                     self._merge(message)
@@ -138,11 +144,6 @@ class Runner:
                     for site in sites:
                         if site.state is SiteState.REFUSED:
                             print_stderr(escape(f"{site.provider}:{site.name} in {site.path}: refused: {site.reason}"))
-                case ClockChange():
-                    print_stderr(format_clock_set(message))
-                case Interruption(error):
-                    seconds = subscription.lease_seconds
-                    print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")
                 case End():
                     return
                 case _:
@@ -174,13 +175,12 @@ class Runner:
         converters = [
             _converter(kind, text, string_bytes) for kind, text in zip(aggregation.key, lowered.by, strict=True)
         ]
-        unread = rounded = 0
         for row in snapshot.rows:
-            rounded += isinstance(row.values.get("sum"), float)
+            self._rounded[lowered.aggregation] += isinstance(row.values.get("sum"), float)
             values = {name: int(value) for name, value in row.values.items() if value is not None}
             count = values.get("values", values.get("count", 0))
             if None in row.key or not count:
-                unread += 0 if lowered.squares else count
+                self._unread[lowered.aggregation] += 0 if lowered.squares else count
                 continue
             key = tuple(convert(part) for part, convert in zip(row.key, converters, strict=True)
                         if isinstance(part, int | str))  # fmt: skip
@@ -191,14 +191,18 @@ class Runner:
                 aggregation.merge(key, Row(squares=total * lowered.squares))
             else:
                 aggregation.merge(key, Row(count, signed(total), 0, *extremes, bins))
-        if full := snapshot.account.spans.table_full:
-            print_stderr(plural(full, "dynamic variable drop"))
-        if rounded:
-            print_stderr(
-                f"{plural(rounded, 'sum')} of @{lowered.aggregation} rounded, since it takes more than 64 bits"
-            )
-        if unread:
-            print_stderr(f"{unread} errors on enabled probes of @{lowered.aggregation}: invalid address")
+        self._dropped[snapshot.tag] = snapshot.account.spans.table_full
+
+    def _tell_incomplete(self) -> None:
+        """Say what of the added up is missing or not exact."""
+        for dropped in filter(None, self._dropped.values()):
+            print_stderr(plural(dropped, "dynamic variable drop"))
+        for name, rounded in self._rounded.items():
+            if rounded:
+                print_stderr(f"{plural(rounded, 'sum')} of @{name} rounded, since it takes more than 64 bits")
+        for name, unread in self._unread.items():
+            if unread:
+                print_stderr(f"{unread} errors on enabled probes of @{name}: invalid address")
 
     async def until_done(self, stop: asyncio.Event) -> None:
         """Have stop set when the program is done."""
@@ -208,6 +212,7 @@ class Runner:
 
     def finish(self, hit: Hit) -> None:
         """Run END, and print what is left."""
+        self._tell_incomplete()
         self.own(Moment.END, hit)
         self._program.finish()
         if self._unseen and self._last_ns:

@@ -1,4 +1,4 @@
-"""Common code of commands that follow a subscription: when to end, and the final summary.
+"""Common code of commands that follow a subscription: what they are told, when to end, and the final summary.
 
 Unsubscribe is called while the stream is open. It returns when the probes are disarmed. The stream then delivers what
 had fired until then, and its End carries the final account.
@@ -9,20 +9,31 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.moved_text import moved_record
 from stapsdtd.cli.render import plural, print_stderr
-from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundError, SiteState
+from stapsdtd.cli.trace_output import notice_of, restart_record
+from stapsdtd.client import (
+    AsyncSubscription,
+    ClientError,
+    ClockChange,
+    EndReason,
+    Interruption,
+    NotFoundError,
+    Resubscribed,
+    SiteState,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
     from types import FrameType
 
     from stapsdtd.cli.command import Run
-    from stapsdtd.client import MovedText, OpenSpans, SpanAccount
+    from stapsdtd.cli.trace_output import Notice
+    from stapsdtd.client import Message, MovedText, OpenSpans, SpanAccount
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
@@ -46,7 +57,7 @@ class Summary:
     is_exact: whether the server gave an account; otherwise it is unknown what else fired. refusals: the reasons why
     sites are refused, the most frequent first, with how many. undecided: of those filtered, and
     valueless: of those aggregated; see `Account`. moved: processes that execute copies of the probes' text, where these
-    never fire.
+    never fire. restarts: of the server, after which the command went on.
     """
 
     delivered: int
@@ -67,6 +78,7 @@ class Summary:
     undecided: int = 0
     valueless: int = 0
     moved: tuple[MovedText, ...] = ()
+    restarts: tuple[Resubscribed, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -123,7 +135,22 @@ class Summary:
             record["moved"] = list(map(moved_record, self.moved))
         if self.silent:
             record["silent"] = list(self.silent)
+        if self.restarts:
+            record["restarts"] = list(map(restart_record, self.restarts))
         return record
+
+
+async def messages(
+    subscription: AsyncSubscription, notice: Callable[[Notice], object], *, retries: bool
+) -> AsyncIterator[Message]:
+    """Yield what the stream carries and, with retries, what that of the next subscription does, once the server was
+    restarted. notice: tells the user what happens to the stream.
+    """
+    async with aclosing(subscription.messages(resubscribe=retries)) as stream:
+        async for message in stream:
+            if isinstance(message, ClockChange | Interruption | Resubscribed):
+                notice(notice_of(message))
+            yield message
 
 
 async def follow(
@@ -161,9 +188,11 @@ async def follow(
             await subscription.unsubscribe()
         else:
             await subscription.unsubscribe()
-            # A stream that broke just now finds the subscription gone; the account covers what it missed.
-            with suppress(NotFoundError):
-                await task
+            # A stream that broke just now finds the subscription gone; the account covers what it missed. And one that
+            # waits for the server has nothing to tell.
+            if not subscription.is_down:
+                with suppress(NotFoundError):
+                    await task
     except NotFoundError:
         failure = _FORGOTTEN.format(lease=subscription.lease_seconds)
     except ClientError as error:
@@ -173,7 +202,7 @@ async def follow(
         stopping.cancel()
     if subscription.still_disarming:
         print_stderr("still disarming: the kernel takes longer than usual; events that fire meanwhile are not captured")
-    if subscription.end and subscription.end.reason in _FAILURES:
+    if failure is None and subscription.end and subscription.end.reason in _FAILURES:
         failure = _FAILURES[subscription.end.reason].format(lease=subscription.lease_seconds)
     return failure or (None if subscription.sites_armed or run.is_released else _why_nothing_armed(subscription, run))
 
@@ -220,10 +249,12 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
     sites = subscription.sites_armed
     refusals = Counter(site.reason for site in subscription.sites if site.state is SiteState.REFUSED)
     refused, reasons = refusals.total(), tuple(refusals.most_common())
-    account = subscription.account
+    account, restarts = subscription.total, tuple(subscription.restarts)
     if account is None:
         by_stage = {stage.value: count for stage, count in subscription.lost.items()}
-        return Summary(shown, 0, by_stage, sites, refused, unread=0, is_exact=False, refusals=reasons)
+        return Summary(
+            shown, 0, by_stage, sites, refused, unread=0, is_exact=False, refusals=reasons, restarts=restarts
+        )
     spans = account.spans
     return Summary(
         delivered=shown,
@@ -246,6 +277,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
         spans=spans if spans.starts or spans.unmatched else None,
         open=next(iter(subscription.open_spans.values()), None),
         processes_ended=subscription.end is not None and subscription.end.reason is EndReason.PROCESSES_ENDED,
+        restarts=restarts,
     )
 
 

@@ -24,9 +24,11 @@ from stapsdtd.cli.unmatched import Hints
 from stapsdtd.client import AsyncClient
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stapsdtd.cli.command import Run
     from stapsdtd.cli.trace_output import Output
-    from stapsdtd.client import EventBatch, Loss
+    from stapsdtd.client import EventBatch, Loss, SiteStatus
     from stapsdtd.subscribe_options import SubscribeOptions
 
 _EXAMPLES = """\b
@@ -56,6 +58,10 @@ class _Human(HumanOutput):
         self._functions.lost()
         super().loss(loss)
 
+    def resubscribed(self, sites: Sequence[SiteStatus]) -> None:
+        self._functions.lost()
+        super().resubscribed(sites)
+
 
 class _Json(JsonOutput):
     def __init__(self, lines: FunctionLines) -> None:
@@ -70,6 +76,10 @@ class _Json(JsonOutput):
     def loss(self, loss: Loss) -> None:
         self._functions.lost()
         super().loss(loss)
+
+    def resubscribed(self, sites: Sequence[SiteStatus]) -> None:
+        self._functions.lost()
+        super().resubscribed(sites)
 
 
 @click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES, short_help="Print their calls, with typed values.")
@@ -127,7 +137,7 @@ def command(
                 lines = FunctionLines(plan, shows_zeros=shows_zeros)
                 output: Output = _Json(lines) if as_json else _Human(run, lines)
                 output.begin(subscription.sites, Hints(evaluated_late=subscription.evaluated_late))
-                printer = Printer(output, count)
+                printer = Printer(output, count, retries=server.retries)
                 failure = await follow(subscription, printer.run(subscription), stop, duration=duration, run=run)
                 failure = failure or printer.failure
                 summary = summary_of(subscription, lines.seen if is_stack else printer.printed, run)

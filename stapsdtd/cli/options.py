@@ -28,6 +28,8 @@ MAX_SECONDS = 4_000_000
 """As milliseconds, requests have 32 bits for these."""
 LEASE_SECONDS = 30
 """How long probes stay armed after a command was killed, and how long a connection may be down."""
+KEPT_MS = 5000
+"""Between snapshots that matter only if no later one comes, since the server was killed."""
 
 
 class Seconds(click.FloatRange):
@@ -42,12 +44,16 @@ class Seconds(click.FloatRange):
 
 
 class Server(NamedTuple):
-    """A server's address and, for TLS over TCP, three PEM files: either all or none of them are set."""
+    """A server's address and, for TLS over TCP, three PEM files: either all or none of them are set.
+
+    retries: whether a command goes on once the server was restarted.
+    """
 
     address: str
     certificate: str = ""
     key: str = ""
     authority: str = ""
+    retries: bool = True
 
     @property
     def tls(self) -> Tls | None:
@@ -270,6 +276,20 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
     )(with_output)
 
 
+def _without_retry(ctx: click.Context, parameter: click.Parameter, no_retry: bool) -> None:
+    del parameter
+    if no_retry and ctx.obj is not None:
+        ctx.obj = ctx.obj._replace(retries=False)
+
+
+no_retry = click.option(
+    "--no-retry",
+    is_flag=True,
+    expose_value=False,
+    callback=_without_retry,
+    help="End when the server stops. By default, wait up to 2 minutes until it is back, and go on.",
+)
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
@@ -294,7 +314,7 @@ def _choosing(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
             return command(*args, subscribe_options=options, **parameters)
 
         wrapped: Callable[..., Any] = with_options
-        for option in (*more, containers, cgroups, execnames, uids, exclude_pids, follow, pids):
+        for option in (no_retry, *more, containers, cgroups, execnames, uids, exclude_pids, follow, pids):
             wrapped = option(wrapped)
         return wrapped
 

@@ -15,10 +15,10 @@ from stapsdtd.cli.moved_text import moved_lines
 from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.screen import Screen
 from stapsdtd.cli.trace_output import (
-    format_clock_set,
-    print_clock_set,
+    Notice,
     print_limited,
     print_moved,
+    print_notice,
     print_summary,
     print_unmatched,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stapsdtd.cli.following import Summary
     from stapsdtd.cli.open_spans import OpenSpanTexts
     from stapsdtd.cli.unmatched import Hints
-    from stapsdtd.client import ClockChange, MovedText, SiteStatus, Snapshot, SnapshotRow, Value
+    from stapsdtd.client import MovedText, SiteStatus, Snapshot, SnapshotRow, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Output(Protocol):
 
     def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None: ...
     def show(self, snapshot: Snapshot) -> None: ...
-    def clock_set(self, change: ClockChange) -> None: ...
+    def notice(self, notice: Notice) -> None: ...
     def moved(self, found: Sequence[MovedText]) -> None:
         """Say which processes have moved text with the probes."""
 
@@ -113,8 +113,8 @@ class _JsonOutput:
             lines.append(json.dumps({**when, "open": self._open_spans.record(snapshot.open)}))
         write_lines(lines)
 
-    def clock_set(self, change: ClockChange) -> None:
-        print_clock_set(change, as_json=True)
+    def notice(self, notice: Notice) -> None:
+        print_notice(notice, as_json=True)
 
     def moved(self, found: Sequence[MovedText]) -> None:
         print_moved(found, as_json=True)
@@ -155,8 +155,8 @@ class _PipeOutput:
         write_lines([*([] if self._is_first else [""]), *head, *self._table.lines(snapshot), *waiting])
         self._is_first = False
 
-    def clock_set(self, change: ClockChange) -> None:
-        print_clock_set(change)
+    def notice(self, notice: Notice) -> None:
+        print_notice(notice)
 
     def moved(self, found: Sequence[MovedText]) -> None:
         print_moved(found)
@@ -196,8 +196,8 @@ class _TerminalOutput:
     def _open(self, snapshot: Snapshot) -> list[str]:
         return self._open_spans.lines(snapshot.open) if snapshot.open else []
 
-    def clock_set(self, change: ClockChange) -> None:
-        self._notices.append(format_clock_set(change))
+    def notice(self, notice: Notice) -> None:
+        self._notices.append(notice.text)
 
     def moved(self, found: Sequence[MovedText]) -> None:
         self._notices += moved_lines(found)

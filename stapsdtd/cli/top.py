@@ -12,7 +12,7 @@ from stapsdtd.catalog.selector_text import head_of
 from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
-from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.following import follow, messages, set_on_signals, summary_of
 from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import as_given, resolve_aggregate
@@ -22,8 +22,6 @@ from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
-    ClockChange,
-    Interruption,
     SiteState,
     Snapshot,
 )
@@ -98,7 +96,7 @@ def command(
                 scope, aggregate, _ = await resolve_aggregate(client, wanted, scope, counted, catalog())
                 wants = Wanted(as_given(wanted), scope, aggregate)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wants, stop))
-                top = _Top(subscription, output_for(as_json=as_json), stop, hints, run)
+                top = _Top(subscription, output_for(as_json=as_json), stop, hints, run, retries=server.retries)
                 failure = await top.run(interval, count, duration)
             return await run.exit_code(failure)
 
@@ -112,9 +110,17 @@ def without_values(selector: str) -> str:
 
 class _Top:
     def __init__(
-        self, subscription: AsyncSubscription, output: Output, stop: asyncio.Event, hints: Hints, run: Run
+        self,
+        subscription: AsyncSubscription,
+        output: Output,
+        stop: asyncio.Event,
+        hints: Hints,
+        run: Run,
+        *,
+        retries: bool,
     ) -> None:
         self._run = run
+        self._retries = retries
         self._subscription = subscription
         self._hints = hints
         self._output = output
@@ -139,23 +145,18 @@ class _Top:
 
     async def _read(self, interval: float, count: int | None) -> None:
         """Return after the End, or when nothing can be written any more. Have it come after count intervals."""
-        async for message in self._subscription.messages():
-            match message:
-                case Snapshot():
-                    shown = self._taken(message)
-                    if count is not None and message.number > count:
-                        # of the moment until the end
-                        continue
-                    is_short = message.number > 1 and shown.seconds < interval / 2
-                    if not self._show(shown, is_short=is_short):
-                        return
-                    if message.number == count:
-                        self._stop.set()
-                case ClockChange():
-                    self._output.clock_set(message)
-                case Interruption(error):
-                    seconds = self._subscription.lease_seconds
-                    self._output.interrupted(f"stream interrupted, retrying for up to {seconds} s: {error}")
+        async for message in messages(self._subscription, self._output.notice, retries=self._retries):
+            if not isinstance(message, Snapshot):
+                continue
+            shown = self._taken(message)
+            if count is not None and message.number > count:
+                # of the moment until the end
+                continue
+            is_short = message.number > 1 and shown.seconds < interval / 2
+            if not self._show(shown, is_short=is_short):
+                return
+            if message.number == count:
+                self._stop.set()
 
     def _taken(self, snapshot: Snapshot) -> Interval:
         sites = self._subscription.sites

@@ -25,9 +25,8 @@ from stapsdtd.cli.following import Summary
 from stapsdtd.cli.render import paint, plural, print_stderr, wants_color
 from stapsdtd.cli.screen import Screen
 from stapsdtd.cli.top_rates import Interval, ProbeRow, ProcessRow
-from stapsdtd.cli.trace_output import format_clock_set, print_clock_set, print_summary, print_unmatched
+from stapsdtd.cli.trace_output import Notice, print_notice, print_summary, print_unmatched
 from stapsdtd.cli.unmatched import Hints
-from stapsdtd.client import ClockChange
 from stapsdtd.runtime.text import escape
 
 _Row = TypeVar("_Row")
@@ -40,8 +39,7 @@ class Output(Protocol):
     def show(self, interval: Interval, *, is_short: bool = False) -> None:
         """is_short: what was left of an interval at the end, whose rates would be of a moment."""
 
-    def clock_set(self, change: ClockChange) -> None: ...
-    def interrupted(self, message: str) -> None: ...
+    def notice(self, notice: Notice) -> None: ...
     def close(self) -> None:
         """Restore the terminal."""
 
@@ -56,11 +54,8 @@ class JsonOutput:
         del is_short
         print(json.dumps(record(interval)), flush=True)
 
-    def clock_set(self, change: ClockChange) -> None:
-        print_clock_set(change, as_json=True)
-
-    def interrupted(self, message: str) -> None:
-        print(json.dumps({"interrupted": message}), file=sys.stderr, flush=True)
+    def notice(self, notice: Notice) -> None:
+        print_notice(notice, as_json=True)
 
     def close(self) -> None:
         pass
@@ -86,11 +81,8 @@ class PipeOutput:
         print("\n".join(lines if self._is_first else ["", *lines]), flush=True)
         self._is_first = False
 
-    def clock_set(self, change: ClockChange) -> None:
-        print_clock_set(change)
-
-    def interrupted(self, message: str) -> None:
-        print_stderr(message)
+    def notice(self, notice: Notice) -> None:
+        print_notice(notice)
 
     def close(self) -> None:
         pass
@@ -122,11 +114,8 @@ class TerminalOutput:
         # the cursor stays on the last line of the screen
         self._screen.draw(lines[: height - 1])
 
-    def clock_set(self, change: ClockChange) -> None:
-        self._notice = format_clock_set(change)
-
-    def interrupted(self, message: str) -> None:
-        self._notice = message
+    def notice(self, notice: Notice) -> None:
+        self._notice = notice.text
 
     def close(self) -> None:
         self._screen.close()

@@ -18,7 +18,7 @@ from stapsdtd.cli import options, signatures
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.event_fields import event_fields
-from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.following import follow, messages, set_on_signals, summary_of
 from stapsdtd.cli.known_signatures import catalog, no_signatures
 from stapsdtd.cli.moved_text import MovedTexts
 from stapsdtd.cli.named_values import ArgumentNames
@@ -29,12 +29,11 @@ from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
-    ClockChange,
     End,
     EventBatch,
-    Interruption,
     Loss,
     OpenSpans,
+    Resubscribed,
     Status,
 )
 from stapsdtd.subscribe_options import SubscribeOptions
@@ -159,7 +158,7 @@ def run_trace(
                 output: Output = JsonOutput(names) if shown.as_json else HumanOutput(run, names, is_wide=shown.wide)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted, stop))
                 output.begin(subscription.sites, hints)
-                printer = Printer(output, shown.count)
+                printer = Printer(output, shown.count, retries=server.retries)
                 moved = MovedTexts(client, wanted.texts, scope)
                 async with moved.watched(output.moved, hints.moved):
                     failure = await follow(
@@ -194,15 +193,16 @@ async def _resolved(
 class Printer:
     """Prints the events of a subscription. printed: how many so far. failure: why it could not go on, if so."""
 
-    def __init__(self, output: Output, count: int | None) -> None:
+    def __init__(self, output: Output, count: int | None, *, retries: bool) -> None:
         self._output = output
+        self._retries = retries
         self._count = count
         self.printed = 0
         self.failure: str | None = None
 
     async def run(self, subscription: AsyncSubscription) -> None:
         """Return after the End, after count events, when the reader closes the pipe, or after an error of writing."""
-        async for message in subscription.messages():
+        async for message in messages(subscription, self._output.notice, retries=self._retries):
             try:
                 match message:
                     case EventBatch():
@@ -214,10 +214,8 @@ class Printer:
                         self._output.loss(message)
                     case Status(sites):
                         self._output.changed(sites)
-                    case ClockChange():
-                        self._output.clock_set(message)
-                    case Interruption(error):
-                        self._output.interrupted(error, subscription.lease_seconds)
+                    case Resubscribed():
+                        self._output.resubscribed(subscription.sites)
                     case End():
                         return
             except BrokenPipeError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +19,7 @@ from stapsdtd.cli.event_lines import EventLines
 from stapsdtd.cli.moved_text import moved_lines, moved_record
 from stapsdtd.cli.open_spans import OpenSpanTexts
 from stapsdtd.cli.render import plural, print_grouped, print_stderr, terminal_width, wants_color, write_lines
-from stapsdtd.client import LossStage, SiteState
+from stapsdtd.client import ClockChange, Interruption, LossStage, Resubscribed, SiteState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stapsdtd.cli.named_values import ArgumentNames
     from stapsdtd.cli.unmatched import Hints
     from stapsdtd.client import (
-        ClientError,
-        ClockChange,
         EventBatch,
         Loss,
         MovedText,
@@ -53,11 +51,13 @@ class Output(Protocol):
     def open(self, spans: OpenSpans) -> None:
         """Print spans that have been open for as long as was asked for."""
 
-    def clock_set(self, change: ClockChange) -> None: ...
     def moved(self, found: Sequence[MovedText]) -> None:
         """Say which processes have moved text with the probes."""
 
-    def interrupted(self, error: ClientError, lease_seconds: int) -> None: ...
+    def notice(self, notice: Notice) -> None: ...
+    def resubscribed(self, sites: Sequence[SiteStatus]) -> None:
+        """Go on after a restart of the server, with these sites."""
+
     def end(self, summary: Summary) -> None: ...
 
 
@@ -86,14 +86,14 @@ class JsonOutput:
     def open(self, spans: OpenSpans) -> None:
         write_lines([json.dumps({"open": self._open_spans.record(spans)})])
 
-    def clock_set(self, change: ClockChange) -> None:
-        print_clock_set(change, as_json=True)
+    def notice(self, notice: Notice) -> None:
+        print_notice(notice, as_json=True)
 
     def moved(self, found: Sequence[MovedText]) -> None:
         print_moved(found, as_json=True)
 
-    def interrupted(self, error: ClientError, lease_seconds: int) -> None:
-        _print_record({"interrupted": str(error), "retrying_seconds": lease_seconds})
+    def resubscribed(self, sites: Sequence[SiteStatus]) -> None:
+        pass
 
     def end(self, summary: Summary) -> None:
         open_at_end = {"open": self._open_spans.record(summary.open)} if summary.open else {}
@@ -135,14 +135,15 @@ class HumanOutput:
     def open(self, spans: OpenSpans) -> None:
         write_lines(self._open_spans.events(spans))
 
-    def clock_set(self, change: ClockChange) -> None:
-        print_clock_set(change)
+    def notice(self, notice: Notice) -> None:
+        print_notice(notice)
 
     def moved(self, found: Sequence[MovedText]) -> None:
         print_moved(found)
 
-    def interrupted(self, error: ClientError, lease_seconds: int) -> None:
-        print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
+    def resubscribed(self, sites: Sequence[SiteStatus]) -> None:
+        self._lines.add_sites(site for site in sites if site.state is not SiteState.REFUSED)
+        print_limited(sites)
 
     def end(self, summary: Summary) -> None:
         if summary.open:
@@ -247,9 +248,8 @@ def format_summary(summary: Summary) -> str:
     what = "pair" if summary.spans else "event"
     if not summary.is_exact:
         lost = f", {summary.lost} lost" if summary.lost else ""
-        return (
-            f"{plural(summary.delivered, what)} received{lost}; what else fired is unknown: the server gave no account"
-        )
+        why = "the server gave no account" + (" until a restart" if summary.restarts else "")
+        return f"{plural(summary.delivered, what)} received{lost}; what else fired is unknown: {why}"
     told, filtered = f"{plural(summary.delivered, what)} {summary.outcome}", f"{summary.filtered} filtered"
     if summary.valueless:
         told += f" ({summary.valueless} without VALUE, which {_UNDECIDED})"
@@ -262,6 +262,9 @@ def format_summary(summary: Summary) -> str:
     unpaired = format_spans(summary.spans) if summary.spans else ""
     ended = f"; {unpaired}" if unpaired else ""
     ended += "; every process of --pid has ended" if summary.processes_ended else ""
+    if summary.restarts:
+        seconds = sum(restart.seconds for restart in summary.restarts)
+        ended += f"; the {plural(len(summary.restarts), 'restart')} of the server took {seconds:.1f} s, not counted"
     if summary.appeared:
         appeared = plural(summary.appeared, "object")
         ended += f"; {appeared} appeared later, armed at most {summary.armed_after_ms:.1f} ms after it was noticed"
@@ -319,12 +322,31 @@ def print_unmatched(hints: Hints) -> None:
         _print_record({"shared_files": list(hints.shared_files)})
 
 
-def print_clock_set(change: ClockChange, *, as_json: bool = False) -> None:
-    """Print on standard error that the server's clock was set."""
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that users are told besides events, as text or in JSON."""
+
+    text: str
+    record: Mapping[str, object]
+
+
+def notice_of(message: ClockChange | Interruption | Resubscribed) -> Notice:
+    match message:
+        case ClockChange():
+            return Notice(_format_clock_set(message), {"clock_set": asdict(message)})
+        case Interruption(error, seconds):
+            text = f"stream interrupted, retrying for up to {seconds:g} s: {error}"
+            return Notice(text, {"interrupted": str(error), "retrying_seconds": seconds})
+        case _:
+            return Notice(_format_restart(message), {"resubscribed": restart_record(message)})
+
+
+def print_notice(notice: Notice, *, as_json: bool = False) -> None:
+    """Print it on standard error."""
     if as_json:
-        _print_record({"clock_set": asdict(change)})
+        _print_record(notice.record)
     else:
-        print_stderr(format_clock_set(change))
+        print_stderr(notice.text)
 
 
 def print_moved(found: Sequence[MovedText], *, as_json: bool = False) -> None:
@@ -336,7 +358,19 @@ def print_moved(found: Sequence[MovedText], *, as_json: bool = False) -> None:
             print_stderr(line)
 
 
-def format_clock_set(change: ClockChange) -> str:
+def restart_record(restart: Resubscribed) -> dict[str, object]:
+    account = "unknown" if restart.account is None else asdict(restart.account)
+    return {"ended_ns": restart.ended_ns, "subscribed_ns": restart.subscribed_ns, "account": account}
+
+
+def _format_restart(restart: Resubscribed) -> str:
+    again = f"subscribed again after {restart.seconds:.1f} s, hits in between are not counted"
+    if restart.account is None:
+        return f"the server was killed and restarted; {again}, and of those before only what was received"
+    return f"the server was restarted; {again}"
+
+
+def _format_clock_set(change: ClockChange) -> str:
     """Return `the clock was set forward by 3,600 s`, or that the host was suspended, or both."""
     way = "back" if change.by_ns < 0 else "forward"
     changes = [f"the clock was set {way} by {_seconds(change.by_ns)}"] if change.by_ns else []

@@ -21,7 +21,16 @@ from stapsdtd.cli import options
 from stapsdtd.cli.following import set_on_signals
 from stapsdtd.cli.listing import probe_line, probe_record
 from stapsdtd.cli.render import abbreviate, paint, plural, print_stderr, terminal_width, wants_color, write_lines
-from stapsdtd.client import AsyncClient, ClientError, ProbeAdded, ProbeRemoved, SnapshotComplete
+from stapsdtd.cli.trace_output import Notice, notice_of, print_notice
+from stapsdtd.client import (
+    AsyncClient,
+    ClientError,
+    Interruption,
+    ProbeAdded,
+    ProbeRemoved,
+    Resubscribed,
+    SnapshotComplete,
+)
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
     from stapsdtd.client import WatchMessage
 
 _T = TypeVar("_T")
+_Shown = ProbeAdded | ProbeRemoved | SnapshotComplete
 
 _PAUSE_SECONDS = 0.05
 _MAX_SHOWN_PROCESSES = 3
@@ -46,6 +56,7 @@ Examples:
 @options.selectors(required=False)
 @options.cgroups
 @options.containers
+@options.no_retry
 @options.as_json
 @click.pass_obj
 def command(
@@ -65,7 +76,10 @@ def command(
         stop = asyncio.Event()
         with set_on_signals(stop):
             async with AsyncClient(server.address, tls=server.tls) as client:
-                messages = client.watch_probes(selectors, containers=containers, cgroups=cgroups)
+                probes = client.watch_probes(
+                    selectors, containers=containers, cgroups=cgroups, resubscribe=server.retries
+                )
+                messages = _told(probes, as_json=as_json)
                 is_table = sys.stdout.isatty() and not as_json
                 showing = _show_objects(messages, client) if is_table else _show_probes(messages, as_json=as_json)
                 await _run_until(stop, showing)
@@ -84,7 +98,20 @@ async def _run_until(stop: asyncio.Event, showing: Coroutine[object, object, Non
         stopping.cancel()
 
 
-async def _show_probes(messages: AsyncIterator[WatchMessage], *, as_json: bool) -> None:
+async def _told(messages: AsyncIterator[WatchMessage], *, as_json: bool) -> AsyncIterator[_Shown]:
+    """Yield messages about probes, and tell of interruptions."""
+    async for message in messages:
+        match message:
+            case Interruption():
+                print_notice(notice_of(message), as_json=as_json)
+            case Resubscribed(seconds=seconds):
+                text = f"watching again after {seconds:.1f} s, what came and went in between is not shown"
+                print_notice(Notice(text, {"watching_again_after_seconds": seconds}), as_json=as_json)
+            case _:
+                yield message
+
+
+async def _show_probes(messages: AsyncIterator[_Shown], *, as_json: bool) -> None:
     count = 0
     async for message in messages:
         match message:
@@ -104,7 +131,7 @@ def _say_complete(count: int) -> None:
     print_stderr(f"{plural(count, 'probe')} now; waiting for changes, Ctrl-C stops")
 
 
-async def _show_objects(messages: AsyncIterator[WatchMessage], client: AsyncClient) -> None:
+async def _show_objects(messages: AsyncIterator[_Shown], client: AsyncClient) -> None:
     commands: dict[int, str] = {}
     count = 0
     color = wants_color(sys.stdout)

@@ -10,7 +10,7 @@ from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stapsdtd.subscribe_options import Aggregate, Clause, Span, SubscribeOptions
 
@@ -29,6 +29,8 @@ CHANNEL_OPTIONS = (
 )
 
 _MAX_SHOWN_CHARACTERS = 80
+_WEIGHTS = ("values", "sum", "avg")
+"""The functions that say what a deviation weighs, and all but the last one what an average does."""
 
 
 def shortened(selectors: Iterable[str]) -> str:
@@ -113,9 +115,19 @@ def aggregate_request(
 
 
 def _aggregation(aggregate: Aggregate) -> pb.Aggregation:
-    values = asdict(aggregate)
-    functions = map(_function, values.pop("functions"))
-    return pb.Aggregation(functions=functions, **values)
+    values = asdict(aggregate) | {"functions": map(_function, functions_of(aggregate))}
+    return pb.Aggregation(**values)
+
+
+def functions_of(aggregate: Aggregate) -> tuple[str, ...]:
+    """Return the functions to ask for: also those without which later hits could not be added, after a restart."""
+    return to_join(aggregate.functions) if aggregate.cumulative else tuple(aggregate.functions)
+
+
+def to_join(functions: Sequence[str]) -> tuple[str, ...]:
+    """Return functions whose rows can be joined: an average alone does not say what it weighs."""
+    weights = _WEIGHTS if "stddev" in functions else _WEIGHTS[:-1] if "avg" in functions else ()
+    return (*functions, *(each for each in weights if each not in functions))
 
 
 def _function(text: str) -> pb.AggregateFunction:

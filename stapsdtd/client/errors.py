@@ -41,6 +41,13 @@ class AllRefusedError(ClientError):
         self.reasons = tuple(reasons)
 
 
+class ServerStoppedError(ClientError):
+    """The server ended a subscription because it stops."""
+
+    def __init__(self) -> None:
+        super().__init__("the server stopped")
+
+
 class ProtocolError(ClientError):
     """The server sent something that this client does not know. Their versions may differ too much."""
 

@@ -296,9 +296,31 @@ class ClockChange:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The stream broke. It is reopened, and resumes where it stopped, until the lease expires."""
+    """The stream broke, or the server stopped and is waited for. seconds: for how long the client tries to go on."""
 
     error: ClientError
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resubscribed:
+    """The server was restarted, and the client has subscribed again: numbers of events count from 1 again.
+
+    What fired between ended_ns and subscribed_ns, Unix time by the client's clock, is in no account.
+    account: the final one of the subscription that ended. None if the server gave none, since it was killed: what else
+        fired until then is unknown.
+    clauses: those of its clauses, by tag.
+    """
+
+    ended_ns: int
+    subscribed_ns: int
+    account: Account | None
+    clauses: Mapping[str, Account] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long nothing was captured."""
+        return (self.subscribed_ns - self.ended_ns) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,5 +375,6 @@ class End:
 
 
 Message: TypeAlias = (
-    "Descriptions | EventBatch | ColumnBatch | Snapshot | OpenSpans | Loss | Status | ClockChange | Interruption | End"
+    "Descriptions | EventBatch | ColumnBatch | Snapshot | OpenSpans | Loss | Status | ClockChange | Interruption | "
+    "Resubscribed | End"
 )

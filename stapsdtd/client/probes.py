@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stapsdtd.client.messages import Interruption, Resubscribed
 
 _DELETED = " (deleted)"
 """The kernel's word behind the path of a deleted file or memfd."""
@@ -209,4 +211,4 @@ class SnapshotComplete:
     """All probes that existed when the watch began have been sent; changes follow."""
 
 
-WatchMessage = ProbeAdded | ProbeRemoved | SnapshotComplete
+WatchMessage: TypeAlias = "ProbeAdded | ProbeRemoved | SnapshotComplete | Interruption | Resubscribed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -133,6 +133,9 @@ class SpanAccount:
     open: int = 0
     unmatched: int = 0
 
+    def __add__(self, other: SpanAccount) -> SpanAccount:
+        return SpanAccount(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
 
 _NO_SPANS = SpanAccount()
 
@@ -168,6 +171,11 @@ class Account:
     def lost(self) -> int:
         in_daemon = self.lost_queue + self.lost_decode + self.lost_quota + self.lost_filter
         return self.lost_kernel_buffer + in_daemon + self.lost_table_full + self.lost_missed
+
+    def __add__(self, other: Account) -> Account:
+        """Return the account of two subscriptions, one after the other, of which the sites are mostly the same."""
+        added = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        return Account(**added | {"sites": max(self.sites, other.sites)})
 
 
 @dataclass(frozen=True, slots=True)

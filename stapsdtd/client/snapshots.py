@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stapsdtd.client import decode
-from stapsdtd.client.errors import ProtocolError
-from stapsdtd.client.events import values_of
-from stapsdtd.subscribe_options import HISTOGRAMS
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from stapsdtd.client.messages import OpenSpans, Value
     from stapsdtd.client.server import Account
-    from stapsdtd.v1 import stapsdt_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,67 +78,3 @@ class Snapshot:
         """Return the rows by a falling value of one of the functions; all of them or at most limit."""
         rows = sorted(self.rows, key=lambda row: (-(row.values[function] or 0), str(row.key)))
         return rows[:limit]
-
-
-@dataclass(slots=True)
-class SnapshotReader:
-    """Puts a clause's snapshots together from the messages of a stream. functions: as in the request."""
-
-    functions: Sequence[str]
-    tag: str = ""
-    _rows: list[SnapshotRow] = field(default_factory=list)
-
-    def restart(self) -> None:
-        """Forget the beginning of a snapshot: a new stream sends all of it."""
-        self._rows = []
-
-    def read(self, message: pb.Snapshot) -> Snapshot | None:
-        """Return a snapshot with its last message. Raises ProtocolError."""
-        try:
-            self._rows += self._decoded(message)
-        except (struct.error, ValueError, IndexError) as error:
-            raise ProtocolError(f"the server sent an inconsistent snapshot: {error}") from error
-        if message.more:
-            return None
-        rows, self._rows = self._rows, []
-        account = decode.account(message.account)
-        waiting = decode.open_spans(message.open, self.tag) if message.HasField("open") else None
-        return Snapshot(
-            message.number,
-            message.begin_ns,
-            message.end_ns,
-            tuple(rows),
-            account,
-            self.tag,
-            waiting,
-            message.begin_monotonic_ns if message.HasField("begin_monotonic_ns") else None,
-            message.end_monotonic_ns if message.HasField("end_monotonic_ns") else None,
-        )
-
-    def _decoded(self, message: pb.Snapshot) -> list[SnapshotRow]:
-        count = message.count
-        names = [name for each in self.functions if (name := each.partition("(")[0].strip()) not in HISTOGRAMS]
-        keys = (
-            zip(*(values_of(column, count) for column in message.keys), strict=True) if message.keys else [()] * count
-        )
-        columns = [values_of(column, count) for column in message.values]
-        if len(columns) != len(names):
-            raise ValueError(f"{len(columns)} columns for {len(names)} functions")
-        buckets: list[list[Bucket]] = [[] for _ in range(count)]
-        histogram = message.histogram
-        positions = struct.unpack(f"<{histogram.count}I", histogram.row)
-        counts = struct.unpack(f"<{histogram.count}Q", histogram.counts)
-        lows, highs = _bounds(histogram.low, histogram.count), _bounds(histogram.high, histogram.count)
-        for position, low, high, number in zip(positions, lows, highs, counts, strict=True):
-            buckets[position].append(Bucket(low, high, number))
-        rows = zip(*columns, strict=True) if columns else [()] * count
-        return [
-            SnapshotRow(key, dict(zip(names, row, strict=True)), tuple(of_row))
-            for key, row, of_row in zip(keys, rows, buckets, strict=True)
-        ]
-
-
-def _bounds(column: pb.Column, count: int) -> Sequence[int | None]:
-    if not count:
-        return ()
-    return [value if value is None else int(value) for value in values_of(column, count)]

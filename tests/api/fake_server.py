@@ -73,6 +73,7 @@ class FakeServer(StapsdtServiceServicer):
     """One subscription, `sub-1`; everything that a test may look at or change is a public attribute.
 
     break_after: the next stream is cut with UNAVAILABLE after so many messages.
+    instance: tells one start of the server from another.
     refuse: the next request is aborted with this.
     refuse_list: ListProbes is aborted with this.
     list_waits_for: the type of a request that ListProbes waits for.
@@ -88,6 +89,7 @@ class FakeServer(StapsdtServiceServicer):
         self.changes: list[pb.WatchProbesResponse] = []
         self.sites = [armed()]
         self.lease_seconds = 30
+        self.instance = "first"
         self.late: list[pb.LateCondition] = []
         self.added_late: list[pb.LateAggregation] = []
         self.values: list[pb.Value] = [pb.Value(string=b"SELECT 1"), pb.Value(signed=42)]
@@ -213,6 +215,7 @@ class FakeServer(StapsdtServiceServicer):
             engine="ftrace",
             evaluated_late=self.late,
             added_late=self.added_late,
+            instance=self.instance,
         )
 
     def Stream(self, request: Any, context: Any) -> Iterator[pb.StreamResponse]:  # noqa: N802

@@ -189,7 +189,7 @@ def test_a_stream_that_breaks_goes_on(server: FakeServer, trace: Start) -> None:
 def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, trace: Start, reason: int, told: str) -> None:
     server.fire()
     server.end(reason)
-    status, out, err = finish(trace("--json"))
+    status, out, err = finish(trace("--json", "--no-retry"))
     assert status == 1
     assert len(out) == 1
     assert told in err[0]

@@ -22,7 +22,7 @@ def test_nothing_is_left() -> None:
     pid = machine.main_pid()
     with (
         machine.running(FIRE, FOR_EVER, user=machine.ALICE) as load,
-        machine.tracing("count", "heldout:hit", "--pid", str(load.pid)) as counting,
+        machine.tracing("count", "heldout:hit", "--no-retry", "--pid", str(load.pid)) as counting,
     ):
         assert machine.semaphore(load.pid) == 1
         machine.dev("uninstall")

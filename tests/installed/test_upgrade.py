@@ -21,7 +21,7 @@ def test_upgrade_with_a_subscription_open() -> None:
     before = machine.main_pid()
     inode = os.stat("/opt/stapsdtd/bin/python3").st_ino
     _SETTINGS.write_text(_SETTINGS.read_text() + "# kept\n")
-    with machine.tracing("count", "heldout:hit", "--json", user=ALICE) as counting:
+    with machine.tracing("count", "heldout:hit", "--json", "--no-retry", user=ALICE) as counting:
         machine.run(FIRE, str(HITS), user=ALICE)
         with system_calls.paused():
             said = machine.dev("install")

@@ -13,6 +13,7 @@ import pytest
 from stapsdtd.cli.top import without_values
 from stapsdtd.cli.top_output import PipeOutput, TerminalOutput, frame, record
 from stapsdtd.cli.top_rates import Interval, ProbeId, ProbeRow, ProcessRow, Rates
+from stapsdtd.cli.trace_output import Notice
 from stapsdtd.cli.unmatched import Hints
 from stapsdtd.client import Account, Snapshot, SnapshotRow
 
@@ -228,7 +229,7 @@ class TestTerminal:
 
     def test_news_are_told_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         output = TerminalOutput()
-        output.interrupted("the stream broke")
+        output.notice(Notice("the stream broke", {}))
         output.show(interval())
         output.show(interval())
         assert capsys.readouterr().out.count("the stream broke") == 1

@@ -16,7 +16,8 @@ from stapsdtd.client import (
     StringColumn,
 )
 from stapsdtd.client.errors import Call, from_rpc_error
-from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry
+from stapsdtd.client.retries import StreamRetry, UnsubscribeRetry
+from stapsdtd.client.stream import SubscriptionState
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 CALL = Call("unsubscribe sub-1", "unix:/s", 60)
@@ -74,7 +75,7 @@ def test_it_gives_up_with_the_lease() -> None:
 
 def test_only_unavailability_is_tried_again() -> None:
     with pytest.raises(RequestFailedError, match="Socket closed"):
-        StreamRetry(CALL, lease_seconds=30).after(Broken(grpc.StatusCode.INTERNAL))
+        StreamRetry(CALL, seconds=30).after(Broken(grpc.StatusCode.INTERNAL))
 
 
 TOO_OFTEN = Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, "uid 1 makes more than 5 requests a second; try again later")
@@ -114,7 +115,7 @@ class Subscription(SubscriptionState):
 
 
 def test_messages_of_unknown_kinds_are_errors() -> None:
-    subscription = Subscription(pb.SubscribeResponse(subscription_id="a"), {"": ()})
+    subscription = Subscription(pb.SubscribeRequest(), pb.SubscribeResponse(subscription_id="a"), "unix:/a", {"": None})
     with pytest.raises(ProtocolError):
         subscription.read(pb.StreamResponse())
     with pytest.raises(ProtocolError, match="loss stage 0"):

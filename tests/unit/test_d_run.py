@@ -6,7 +6,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -54,7 +54,8 @@ class Stream:
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         self._snapshots = snapshots
 
-    async def messages(self) -> AsyncIterator[Snapshot]:
+    async def messages(self, *, resubscribe: bool) -> AsyncGenerator[Snapshot, None]:
+        assert not resubscribe
         for snapshot in self._snapshots:
             yield snapshot
 
@@ -67,7 +68,9 @@ def merged(statement: str, rows: Sequence[SnapshotRow]) -> Aggregation:
     running = Program(program, Records(lambda _: None, is_quiet=True), Sorting(), lambda *_: None)
     snapshots = [Snapshot(1, 0, 0, (row,), ACCOUNT, tag) for tag, row in zip(by_tag, rows, strict=True)]
     subscription = cast("AsyncSubscription", Stream(snapshots))
-    asyncio.run(Runner(running, Output(), by_tag).read(subscription, Hits([], {}, Needs(), {})))
+    runner, hits = Runner(running, Output(), by_tag, retries=False), Hits([], {}, Needs(), {})
+    asyncio.run(runner.read(subscription, hits))
+    runner.finish(hits.own("dtrace", "END"))
     return running.aggregations[""]
 
 
@@ -111,7 +114,8 @@ class Fired:
         self._times = times
         self._behind = behind
 
-    async def messages(self) -> AsyncIterator[EventBatch]:
+    async def messages(self, *, resubscribe: bool) -> AsyncGenerator[EventBatch, None]:
+        assert not resubscribe
         for time_ns in self._times:
             batch = EventBatch(cast("tuple[EventBlock, ...]", (SimpleNamespace(seq=[time_ns]),)))
             vars(batch)["events"] = (SimpleNamespace(monotonic_ns=time_ns),)
@@ -150,7 +154,7 @@ class AllHits(Hits):
 def test_hits_until_the_exit_are_looked_at(text: str, seen: int) -> None:
     program = check(parse(text), lambda *_: INT64)
     running = Program(program, Records(lambda _: None, is_quiet=True), Sorting(), lambda *_: None)
-    runner, hits = Runner(running, Output(), {}), AllHits(program)
+    runner, hits = Runner(running, Output(), {}, retries=False), AllHits(program)
 
     def tick_at_4(time_ns: int) -> None:
         if time_ns == 2:
@@ -165,7 +169,7 @@ def test_hits_until_the_exit_are_looked_at(text: str, seen: int) -> None:
 def test_hits_are_counted_that_there_was_no_time_for(capsys: pytest.CaptureFixture[str]) -> None:
     program = check(parse("a:::b { @ = count(); }"), lambda *_: INT64)
     running = Program(program, Records(lambda _: None, is_quiet=True), Sorting(), lambda *_: None)
-    runner, hits = Runner(running, Output(), {}), AllHits(program)
+    runner, hits = Runner(running, Output(), {}, retries=False), AllHits(program)
 
     def interrupt_at_2(time_ns: int) -> None:
         runner.hurry(0 if time_ns == 2 else 100)
