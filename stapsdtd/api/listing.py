@@ -185,6 +185,15 @@ class Listing:
         steps = serialized(items, message_of)
         return finish(steps) if len(items) <= ITEMS_PER_STEP else await self.in_turns(client, steps)
 
+    async def soon(self, client: str, steps: Generator[None, None, _T]) -> _T:
+        """Take the first step at once, so that what is little waits for nobody, and the others in turns."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        return await self.in_turns(client, steps)
+
     async def in_turns(self, client: str, steps: Generator[None, None, _T]) -> _T:
         """Take steps on behalf of a client, beside those of others, and return what they return."""
         return await asyncio.wrap_future(

@@ -195,7 +195,7 @@ class StapsdtServicer:
                 statuses,
                 lambda some: pb.SubscribeResponse(sites=subscription_messages.site_statuses(subscription, some)),
             )
-            late = await self._listing.in_turns(
+            late = await self._listing.soon(
                 caller.rights.client, subscription_messages.late_conditions(subscription, statuses)
             )
             response = pb.SubscribeResponse(

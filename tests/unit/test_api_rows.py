@@ -25,7 +25,6 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.unit.samples import argument, captured, sample_object, site
 
 _OFFSET_NS = 1_700_000_000_000_000_000
-_UNREADABLE = "the memory it points to could not be read"
 
 _signed = st.integers(-(1 << 63), (1 << 63) - 1)
 _unsigned = st.integers(0, (1 << 64) - 1)
@@ -81,13 +80,16 @@ def _text(string: bytes) -> pb.Value:
     return pb.Value(string=string.removesuffix(CUT), truncated=string.endswith(CUT))
 
 
+def _unavailable(position: int) -> pb.Value:
+    return pb.Value(unavailable=_KNOWN.why_missing(position))
+
+
 def _wanted(seq: int, event: _Event, *, with_string: bool) -> pb.Event:
     time_ns, pid, tid, cpu, comm, site_id, signed, unsigned, string, real = event
-    unavailable = pb.Value(unavailable=_UNREADABLE)
-    values = [pb.Value(signed=signed), unavailable if unsigned is None else pb.Value(unsigned=unsigned)]
+    values = [pb.Value(signed=signed), _unavailable(1) if unsigned is None else pb.Value(unsigned=unsigned)]
     if with_string:
-        values.append(unavailable if string is None else _text(string))
-        values.append(unavailable if real is None else pb.Value(float=real))
+        values.append(_unavailable(2) if string is None else _text(string))
+        values.append(_unavailable(3) if real is None else pb.Value(float=real))
     text = comm.decode(errors="backslashreplace")
     return pb.Event(
         seq=seq, time_ns=time_ns + _OFFSET_NS, pid=pid, tid=tid, cpu=cpu, comm=text, site_id=site_id, values=values
