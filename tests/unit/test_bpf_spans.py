@@ -186,7 +186,8 @@ def test_pairs_add_up_by_what_is_known_of_both(kernel: FakeKernel, engine: BpfEn
         begin(kernel, number, rsi=0xFFFFFFFD)
         end(kernel, 5)
     end(kernel, 5)
-    collected(engine)
+    for subscription_key in (1, 2, 3):
+        collected(engine, subscription_key)
     for sink in (by_start, took, counted):
         assert sink.counts == SpanCounts(starts=3, paired=3, unmatched=1)
         assert sink.fired_count == sink.accounted == 7
