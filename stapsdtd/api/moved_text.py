@@ -23,6 +23,8 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_MOVED = 1000
 """In one response."""
+_MAPS_BYTES = 1 << 20
+"""Of a process; some 10,000 mappings."""
 _MAX_SECONDS = 2.0
 """For the maps of one request."""
 
@@ -65,32 +67,43 @@ def moved_texts(
     response = pb.ListProbesResponse()
     seconds_left = _MAX_SECONDS
     for pid, some in by_pid.items():
-        begin = time.monotonic()
-        found = _moved_by(pid, some, calls)
+        steps, found = _moved_by(pid, some, calls), list[pb.MovedText]()
+        is_over = False
+        while not is_over and seconds_left > 0:
+            begin = time.monotonic()
+            try:
+                next(steps)
+            except StopIteration as end:
+                found, is_over = end.value, True
+            seconds_left -= time.monotonic() - begin
+            yield
         # checked after reading, since another process may have the pid by then
         if found and (users is None or belongs(pid, users)):
             response.moved.extend(found)
-        yield
-        seconds_left -= time.monotonic() - begin
         if seconds_left <= 0 or len(response.moved) >= _MAX_MOVED:
             break
     return response.SerializeToString()
 
 
-def _moved_by(pid: int, chosen: Iterable[tuple[ChosenSites, Mapping]], calls: LockedCalls) -> list[pb.MovedText]:
+def _moved_by(
+    pid: int, chosen: Iterable[tuple[ChosenSites, Mapping]], calls: LockedCalls
+) -> Generator[None, None, list[pb.MovedText]]:
     found = []
     try:
         mappings = calls.call(pid, lambda: procfs.executable_mappings(pid))
-        away = [(each, mapping, out_of(each.sites, mapping, mappings)) for each, mapping in chosen]
+        away = []
+        for each, mapping in chosen:
+            away.append((each, mapping, out_of(each.sites, mapping, mappings)))
+            yield
         if not any(sites for _, _, sites in away):
             return []
-        regions = calls.call(pid, lambda: procfs.regions(pid))
+        regions = calls.call(pid, lambda: procfs.regions(pid, _MAPS_BYTES))
         owner = os.stat(f"/proc/{pid}").st_uid
     except (ObjectPendingError, OSError):
         # it holds its lock, or is gone
         return []
     for each, mapping, sites in away:
         segments = each.object.parsed.read_only
-        texts = moved(sites, segments, mapping, regions)
+        texts = yield from moved(sites, segments, mapping, regions)
         found += [convert.moved_text(pid, owner, each.object.path, text) for text in texts]
     return found

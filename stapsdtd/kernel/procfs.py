@@ -176,10 +176,10 @@ class Region(NamedTuple):
         return self.inode != 0
 
 
-def regions(pid: int) -> list[Region]:
-    """Return all mappings of a process in order of their addresses, as far as MAX_MAPS_BYTES of text tell."""
-    lines = _read(f"/proc/{memory_holder(pid)}/maps", MAX_MAPS_BYTES).split(b"\n")
-    return [_region(line) for line in lines if line]
+def regions(pid: int, most_bytes: int) -> list[Region]:
+    """Return the mappings of a process in order of their addresses, as far as so many bytes of text tell."""
+    lines = _read(f"/proc/{memory_holder(pid)}/maps", most_bytes).split(b"\n")[:-1]
+    return [_region(line) for line in lines]
 
 
 def region_at(pid: int, address: int) -> Region | None:

@@ -14,12 +14,14 @@ executable memory elsewhere is some JIT's, and a segment that was unmapped is no
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from itertools import accumulate
 from mmap import PAGESIZE
 from typing import NamedTuple
 
 from stapsdtd.kernel.procfs import Region
 from stapsdtd.model import Mapping, ReadOnlySegment, Site
+from stapsdtd.runtime.slices import Turn
 
 _ANONYMOUS_HUGE_PAGES = "/anon_hugepage"
 """The kernel's name for what mmap(MAP_ANONYMOUS | MAP_HUGETLB) maps (fs/hugetlbfs)."""
@@ -34,18 +36,21 @@ class Moved(NamedTuple):
 
 def out_of(sites: Iterable[Site], mapping: Mapping, mappings: Iterable[Mapping]) -> list[Site]:
     """Return the sites of a file that no executable mapping of a process has. mapping: one of the file."""
-    own = [
+    own = sorted(
         (each.file_offset, each.file_offset + each.end - each.start)
         for each in mappings
         if (each.dev, each.inode) == (mapping.dev, mapping.inode)
-    ]
-    return [site for site in sites if not any(begin <= site.site_offset < end for begin, end in own)]
+    )
+    begins = [begin for begin, _ in own]
+    # the furthest that any mapping which begins no later reaches
+    ends = list(accumulate((end for _, end in own), max))
+    return [site for site in sites if not _is_within(site.site_offset, begins, ends)]
 
 
 def moved(
     sites: Iterable[Site], segments: Sequence[ReadOnlySegment], mapping: Mapping, regions: Sequence[Region]
-) -> list[Moved]:
-    """Return which of the sites that no executable mapping has are executed from elsewhere.
+) -> Generator[None, None, list[Moved]]:
+    """Return, in steps, which of the sites that no executable mapping has are executed from elsewhere.
 
     segments: the file's. mapping: an executable one of the file, as it was or is. regions: what the process maps now.
     """
@@ -56,7 +61,11 @@ def moved(
     biases = _biases(mapping, segments)
     begins = [each.start for each in regions]
     found: dict[str, list[Site]] = {}
+    turn = Turn()
     for site in sites:
+        if turn.is_over:
+            yield
+            turn.begin()
         vaddrs = [each.vaddr + site.site_offset - each.offset for each in segments if _has(each, site.site_offset)]
         for address in (bias + vaddr for bias in biases for vaddr in vaddrs):
             region = regions[bisect_right(begins, address) - 1]
@@ -66,16 +75,21 @@ def moved(
     return [Moved(memory, tuple(some)) for memory, some in found.items()]
 
 
-def _biases(mapping: Mapping, segments: Iterable[ReadOnlySegment]) -> list[int]:
+def _is_within(offset: int, begins: Sequence[int], ends: Sequence[int]) -> bool:
+    position = bisect_right(begins, offset)
+    return position > 0 and offset < ends[position - 1]
+
+
+def _biases(mapping: Mapping, segments: Iterable[ReadOnlySegment]) -> set[int]:
     """Return how far from its addresses in the file the file may be loaded.
 
     Of a page that two segments share, the mapping may be either's.
     """
-    return [
+    return {
         mapping.start - (each.vaddr - each.offset + mapping.file_offset)
         for each in segments
         if each.offset // PAGESIZE * PAGESIZE <= mapping.file_offset < each.offset + each.size
-    ]
+    }
 
 
 def _has(segment: ReadOnlySegment, offset: int) -> bool:

@@ -19,6 +19,7 @@ from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.procs.budgets import MemoryBudget
 from stapsdtd.procs.moved_text import moved
 from stapsdtd.procs.objects import ObjectStore
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
@@ -28,6 +29,9 @@ MANY_MAPPINGS = 2000
 and no process on the host can fork meanwhile: for each mapping it looks for the semaphore's (`find_ref_ctr_vma` in
 kernel/events/uprobes.c; measured on Linux 6.18).
 """
+
+_MAPS_BYTES = 128 << 10
+"""That are looked through for text that was moved; some 1,000 mappings."""
 
 
 class Proc(Protocol):
@@ -42,8 +46,8 @@ class Proc(Protocol):
     def executable_mappings(self, pid: int) -> list[Mapping]:
         """Return a process's executable mappings of files."""
 
-    def regions(self, pid: int) -> list[Region]:
-        """Return all mappings of a process."""
+    def regions(self, pid: int, most_bytes: int) -> list[Region]:
+        """Return all mappings of a process, as far as so many bytes of text tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +213,8 @@ class ProcessMaps:
         gone = [(mapping, obj) for mapping, obj in before.items() if obj is not None and obj.key not in mapped]
         if not gone:
             return []
-        regions = self._calls.call(pid, lambda: self._proc.regions(pid))
-        return [
-            (mapping, obj) for mapping, obj in gone if moved(obj.parsed.sites, obj.parsed.read_only, mapping, regions)
-        ]
+        regions = self._calls.call(pid, lambda: self._proc.regions(pid, _MAPS_BYTES))
+        return [(mapping, obj) for mapping, obj in gone if _is_moved(obj, mapping, regions)]
 
     def _warn_of_excess(self, user: int) -> None:
         if user not in self._excessive:
@@ -235,6 +237,11 @@ class ProcessMaps:
             process, seen = self._seen[pid]
             self._seen[pid] = process, {mapping: obj for mapping, obj in seen.items() if obj is not None}
         self.on_room(pids)
+
+
+def _is_moved(obj: Object, mapping: Mapping, regions: Sequence[Region]) -> bool:
+    """Report whether a process executes an object's text from elsewhere: where it moved all of it, any site tells."""
+    return bool(finish(moved(obj.parsed.sites[:1], obj.parsed.read_only, mapping, regions)))
 
 
 def _crowded(mapped: dict[Mapping, Object | None]) -> frozenset[ObjectKey]:

@@ -7,6 +7,7 @@ import pytest
 from stapsdtd.kernel.procfs import Region
 from stapsdtd.model import FileOffset, Mapping, ReadOnlySegment, Vaddr
 from stapsdtd.procs.moved_text import moved, out_of
+from stapsdtd.runtime.fair_thread import finish
 from tests.unit.samples import site
 
 DEV, INODE, BASE = 0xFE00, 7, 0x5581B0C00000
@@ -34,7 +35,7 @@ TEXT = of_file(0x1000, 0x7000, 0x0)
 
 
 def moved_to(*regions: Region) -> dict[str, list[str]]:
-    found = moved([FIRST, SECOND], SEGMENTS, MAPPING, sorted(regions))
+    found = finish(moved([FIRST, SECOND], SEGMENTS, MAPPING, sorted(regions)))
     return {each.memory: [some.name for some in each.sites] for each in found}
 
 
@@ -78,3 +79,17 @@ def test_what_stands_in_its_place_is_named(path: str, shown: str) -> None:
 )
 def test_no_false_alarm(regions: list[Region]) -> None:
     assert moved_to(*regions) == {}
+
+
+def test_a_process_that_maps_a_file_very_often_is_looked_at_in_steps() -> None:
+    sites = [site(f"n{number}", 0x1000 + number) for number in range(20_000)]
+    apart = [
+        Mapping(BASE + page, BASE + page + 1, FileOffset(page), DEV, INODE, "/bin/app")
+        for page in range(0, 1 << 28, 1 << 13)
+    ]
+    out = {each.name for each in out_of(sites, MAPPING, apart)}
+    # each has a byte at every other page, from the first site on
+    assert [each.site_offset for each in sites if each.name not in out] == [0x2000, 0x4000]
+    segments = [ReadOnlySegment(Vaddr(number << 20), FileOffset(0), 1 << 20) for number in range(64)]
+    steps = moved(sites, segments, MAPPING, [TEXT])
+    assert all(next(steps) is None for _ in range(3))
