@@ -1,7 +1,7 @@
 """What users of bpftrace, dtrace and the like type, and what to type here: told where an option does not exist.
 
-stapsdt -l 'usdt:/bin/app:*'   to list probes, type: stapsdt list --file /bin/app
-stapsdt -p 4711 trace a:b      options stand behind the command; type: stapsdt trace -p 4711 a:b
+stapsdt -l 'usdt:/bin/app:*'   to list probes: stapsdt list --file /bin/app
+stapsdt -p 4711 trace a:b      options stand behind the command: stapsdt trace -p 4711 a:b
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def hint(
     if told is None:
         return None
     why, typed = told
-    return f"{why}; type: {shlex.join(['stapsdt', *own, *typed])}"
+    return f"{why}: {shlex.join(['stapsdt', *own, *typed])}"
 
 
 def _is_joined(argument: str, option: str) -> bool:

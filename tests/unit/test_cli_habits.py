@@ -52,7 +52,7 @@ def test_the_command_is_told(typed: str, to_type: str, capsys: pytest.CaptureFix
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("stapsdt: error: no such option ")
-    assert err.endswith(f"; type: stapsdt {to_type}\n")
+    assert err.endswith(f": stapsdt {to_type}\n")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_command_is_told(typed: str, to_type: str, capsys: pytest.CaptureFix
 )
 def test_commands_for_all_probes_take_functions(typed: str, to_type: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert stapsdt.run(["kernel", *shlex.split(typed)]) == 2
-    assert f"; type: stapsdt {to_type};" in capsys.readouterr().err
+    assert f": stapsdt {to_type};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
