@@ -351,6 +351,8 @@ class AsyncSubscription(SubscriptionState):
                         messages = self._read(response, encoding)
                         is_last = any(isinstance(message, End) for message in messages)
                         if is_last and self.is_down and resubscribe:
+                            # the wait for the server is the stream's, and no work of the reader's
+                            idle.resume()
                             break
                         if any(isinstance(message, awaited) for message in messages):
                             idle.heard()

@@ -352,6 +352,20 @@ def test_the_asyncio_client(served: Daemon, ticker: Ticker, way: str) -> None:
     asyncio.run(read())
 
 
+def test_an_idle_stream_does_not_wait_for_a_server_that_stays_away(served: Daemon, ticker: Ticker) -> None:
+    begun_at = time.monotonic()
+    with Client(served.target) as client, client.subscribe(TICK) as subscription:
+        subscription.open_stream()
+        wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
+        ticker.do("fire 2")
+        stopping = threading.Timer(1, end, (served, "stop"))
+        stopping.start()
+        assert [each.seq for each in subscription.events(resubscribe=True, idle_seconds=5)] == [1, 2]
+        stopping.join()
+        assert not subscription.restarts
+    assert time.monotonic() - begun_at < 40 * TIME_FACTOR
+
+
 def test_columns_have_sites_of_their_own(served: Daemon, ticker: Ticker) -> None:
     with Client(served.target) as client, client.subscribe(TICK) as subscription:
         ticker.do("fire 2")
