@@ -198,7 +198,7 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
         if failure:
             print_stderr(failure)
         code = await run.exit_code(failure)
-        return status if status is not None else code
+        return status if status is not None and not failure else code
 
 
 async def _probes(client: AsyncClient, scope: SubscribeOptions) -> list[Probe]:

@@ -85,6 +85,8 @@ class Hits:
                     memory[place] = value[place.start : place.end] if isinstance(value, bytes) else None
             else:
                 arguments[capture.index] = value if isinstance(value, int) else None
+                if isinstance(value, float):
+                    missing[capture.index] = "a floating-point number, which D has none of"
             if value is None and not capture.field:
                 reason = event.unavailable.get(position, capture.missing)
                 keys: Sequence[int | Place] = places or [capture.index]

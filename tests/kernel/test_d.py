@@ -166,6 +166,22 @@ def test_exit_ends_the_program_with_its_status(daemon: Daemon, ticker_program: P
     assert (done.returncode, done.stdout.split()) == (9, ["0127"])
 
 
+def test_floating_point_numbers_are_told_to_be_that(daemon: Daemon, tmp_path: Path) -> None:
+    program = compile_target("fractions.c", tmp_path / "fractions")
+    values = "fractions$target:::values"
+    done = run(daemon, "-q", "-n", f"{values} {{ trace(arg0); }} {values} {{ @ = sum(arg0); }}", "-c", f"{program} 1")
+    assert done.stdout.split() == []
+    assert done.stderr.count("arg0: a floating-point number, which D has none of\n") == 2
+
+
+def test_what_cannot_be_written_fails(daemon: Daemon) -> None:
+    command = stapsdt_command(daemon.target, "d", "-n", "BEGIN { trace(1); exit(0); }")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert "cannot write: No space left on device" in done.stderr
+    assert done.returncode == 1
+
+
 def test_timers(daemon: Daemon) -> None:
     program = "BEGIN { n = 3; } tick-20ms { trace(n--); } tick-20ms /n == 0/ { exit(0); }"
     assert run(daemon, "-q", "-n", program).stdout.split() == ["321"]

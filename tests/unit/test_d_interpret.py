@@ -167,7 +167,7 @@ def test_predicates_and_branches_choose() -> None:
 @pytest.mark.parametrize(
     ("statements", "fault", "text"),
     [
-        ("trace(1); trace(1 / zero); trace(2);", "divide-by-zero", "1"),
+        ("trace(1); trace(1 / zero); trace(2);", "divide-by-zero", ""),
         ("trace(copyinstr(arg0));", "copyinstr(arg0): invalid address", ""),
         ("@ = count(); trace(args[2]); @ = count();", "arg2: swapped out", ""),
         ("normalize(@, zero);", "divide-by-zero", ""),

@@ -105,8 +105,24 @@ def test_what_others_chose_is_escaped_wherever_it_is_printed() -> None:
     assert [each.strip() for each in told] == [r"a\x1b[2J\n\u202e"] * 2
     assert traced(kind, OwnText("a\tb\n"), is_quiet=True) == "a\tb\n"
     written: list[str] = []
-    Records(written.append, is_quiet=False).start(0, 1, evil, "n\x9b")
-    assert written[1].endswith(r"a\x1b[2J\n\u202e:n\x9b ")
+    records = Records(written.append, is_quiet=False)
+    records.start(0, 1, evil, "n\x9b")
+    records.end()
+    assert "".join(written).endswith(r"a\x1b[2J\n\u202e:n\x9b " + "\n")
+
+
+def test_a_record_that_is_discarded_leaves_nothing() -> None:
+    written: list[str] = []
+    records = Records(written.append, is_quiet=False)
+    for is_kept in (False, True, False):
+        records.start(0, 1, "main", "tick")
+        records.text("hit")
+        if is_kept:
+            records.end()
+        else:
+            records.discard()
+    records.text("end")
+    assert "".join(written).split() == ["CPU", "ID", "FUNCTION:NAME", "0", "1", "main:tick", "hit", "end"]
 
 
 def test_trace_prints_by_type() -> None:

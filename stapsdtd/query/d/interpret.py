@@ -77,7 +77,9 @@ class Program:
             for step in compiled.run:
                 step(frame)
         except Fault as fault:
+            self.records.discard()
             self.tell_fault(hit, str(fault))
+            return
         except Exit:
             frame.has_exited = True
         if has_begun:

@@ -21,32 +21,42 @@ _UNSIGNED_COLUMNS = {8: 3, 16: 5, 32: 10, 64: 20}
 
 
 class Records:
-    """Writes records: a start, what its actions say, and an end. write: takes text, of parts of lines or many."""
+    """Writes records: a start, what its actions say, and an end. write: takes text, of parts of lines or many.
+
+    A record is written as a whole when it ends, since a clause that fails has none.
+    """
 
     def __init__(self, write: Callable[[str], None], *, is_quiet: bool) -> None:
         self._write = write
         self._is_quiet = is_quiet
         self._has_title = False
+        self._record: list[str] | None = None
 
     def start(self, cpu: int, probe_id: int, function: str, name: str) -> None:
         """Begin what a clause says. For BEGIN, END and tick-1s, function is empty."""
-        if self._is_quiet:
-            return
-        if not self._has_title:
-            self._write(_TITLE)
-            self._has_title = True
-        self._write(f"{cpu:3} {probe_id:6} {shown(f'{function}:{name}'):>32} ")
+        self._record = [] if self._is_quiet else [f"{cpu:3} {probe_id:6} {shown(f'{function}:{name}'):>32} "]
 
     def text(self, text: str) -> None:
         """Write what printf() or printa() made."""
-        self._write(text)
+        if self._record is None:
+            self._write(text)
+        else:
+            self._record.append(text)
 
     def trace(self, kind: Type, value: Value) -> None:
-        self._write(traced(kind, value, is_quiet=self._is_quiet))
+        self.text(traced(kind, value, is_quiet=self._is_quiet))
 
     def end(self) -> None:
-        if not self._is_quiet:
-            self._write("\n")
+        record, self._record = "".join(self._record or ()), None
+        if self._is_quiet:
+            self._write(record)
+            return
+        self._write(f"{record}\n" if self._has_title else f"{_TITLE}{record}\n")
+        self._has_title = True
+
+    def discard(self) -> None:
+        """Write nothing of the record that has begun."""
+        self._record = None
 
 
 def traced(kind: Type, value: Value, *, is_quiet: bool) -> str:
