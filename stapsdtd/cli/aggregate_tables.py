@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _BAR_CELLS = 40
 _PERCENTILES = (50, 90, 99)
+_ROUNDED = "(percentiles and buckets: rounded down to whole numbers; to keep fractions, multiply VALUE)"
 
 
 class Table(Protocol):
@@ -105,6 +106,8 @@ class Histograms:
         parts = [*keys, counted, *percentiles, f"max {format_quantity(greatest, self.unit)}"]
         if self.shown.order == "sum":
             parts.append(f"total {format_quantity(row.values['sum'], self.unit)}")
+        if isinstance(greatest, float):
+            parts.append(_ROUNDED)
         return "  ".join(parts)
 
     def _bars(self, row: SnapshotRow) -> list[str]:

@@ -79,7 +79,7 @@ class UntilInterrupted:
     waits = f"waiting for one to appear; 'stapsdt list' shows existing probes, {ends}"
     is_command = False
     is_released = False
-    nothing_found = "no probe matched"
+    nothing_found = "no probe matched; name files of programs that end within milliseconds with --file"
 
     def in_scope(self, options: SubscribeOptions) -> SubscribeOptions:
         return options

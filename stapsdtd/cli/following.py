@@ -232,16 +232,16 @@ def _why_nothing_armed(subscription: AsyncSubscription, run: Run) -> str:
 
 def summary_of(subscription: AsyncSubscription, shown: int, run: Run) -> Summary:
     """Summarize the final account or, if the connection was lost before it arrived, what the stream reported."""
-    summary = _summary_of(subscription, shown)
+    late_ns = subscription.appeared.values()
+    summary = replace(
+        _summary_of(subscription, shown), appeared=len(late_ns), armed_after_ms=max(late_ns, default=0) / 1e6
+    )
     if not run.is_command:
         return summary
-    late_ns = subscription.appeared.values()
     return replace(
         summary,
         processes_ended=False,
         silent=(_why_nothing_armed(subscription, run),) if run.is_released and not summary.sites else (),
-        appeared=len(late_ns),
-        armed_after_ms=max(late_ns, default=0) / 1e6,
     )
 
 
@@ -288,9 +288,11 @@ def set_on_signals(*stops: asyncio.Event) -> Iterator[None]:
     Also SIGINT, which shells have jobs ignore that a script starts in the background: kill -INT is how these end.
     """
     loop, waiting = asyncio.get_running_loop(), list(stops)
+    came: set[int] = set()
 
     def handle(signum: int, frame: FrameType | None) -> None:
         del frame
+        came.add(signum)
         if len(waiting) == 1:
             signal.signal(signum, signal.SIG_DFL)
         stop = waiting.pop(0) if len(waiting) > 1 else waiting[0]
@@ -301,4 +303,5 @@ def set_on_signals(*stops: asyncio.Event) -> Iterator[None]:
         yield
     finally:
         for signum, handler in previous.items():
-            signal.signal(signum, handler)
+            # all is said: one more would only interrupt the interpreter's end, with a traceback
+            signal.signal(signum, signal.SIG_IGN if signum in came else handler)

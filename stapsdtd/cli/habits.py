@@ -18,6 +18,21 @@ _KIND_OF_BPFTRACE = re.compile(
     r"\b[^{]*\{.*",
     re.DOTALL,
 )
+_OF_OTHERS = {
+    **dict.fromkeys(
+        ("kprobe", "kretprobe", "kfunc", "kretfunc", "fentry", "fexit"),
+        "for functions of the kernel, type: stapsdt kernel trace {name}",
+    ),
+    **dict.fromkeys(
+        ("uprobe", "uretprobe", "ufunc"),
+        "stapsdt has static probes of programs; for any function of a program use bpftrace's uprobe",
+    ),
+    **dict.fromkeys(
+        ("tracepoint", "rawtracepoint", "syscall"),
+        "stapsdt has static probes of programs; for system calls and tracepoints use bpftrace or perf",
+    ),
+}
+"""What to do instead of selecting probes of these kinds, by what others' selectors begin with."""
 _OF_DTRACE = frozenset({"-n", "-P", "-m", "-f", "-i", "-s"})
 
 
@@ -25,6 +40,13 @@ def of_bpftrace(selector: str) -> tuple[str, str] | None:
     """Return path and probe of `usdt:PATH:PROBE`, None if it is something else."""
     found = _OF_BPFTRACE.fullmatch(selector)
     return (found["path"], found["probe"]) if found else None
+
+
+def of_others(selector: str) -> str | None:
+    """Return what to do instead of `kprobe:vfs_read` and the like, None if a selector is of no such kind."""
+    kind, _, rest = selector.partition(":")
+    instead = _OF_OTHERS.get(kind)
+    return instead.format(name=shlex.quote(rest.rpartition(":")[2] or "FUNCTION")) if instead else None
 
 
 @dataclass(frozen=True, slots=True)

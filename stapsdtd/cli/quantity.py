@@ -10,6 +10,8 @@ _NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _BINARY = ("", "K", "M", "G", "T", "P", "E")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _DIGITS = 3
+_LEAST_FRACTION = 1e-4
+"""Written without an exponent."""
 
 
 def format_quantity(value: float | None, unit: str = "") -> str:
@@ -22,7 +24,7 @@ def format_quantity(value: float | None, unit: str = "") -> str:
         return _duration(value * _NANOSECONDS[unit])
     if unit == "bytes":
         return _bytes(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else _fraction(value)
 
 
 def format_bound(value: int, unit: str = "") -> str:
@@ -51,6 +53,17 @@ def _bytes(value: float) -> str:
     exponent = min(max(int(abs(value)).bit_length() - 1, 0) // 10, len(_BINARY) - 1)
     name = f"{_BINARY[exponent]}iB" if exponent else "B"
     return f"{_significant(value / (1 << (10 * exponent)))} {name}"
+
+
+def _fraction(value: float) -> str:
+    """Return at least one decimal, and as many as three digits take: a share of 0.0123 is not 0."""
+    if abs(value) >= 10 or not value:
+        return f"{value:,.1f}"
+    if abs(value) < _LEAST_FRACTION:
+        return f"{value:.{_DIGITS}g}"
+    decimals = _DIGITS - 1 - math.floor(math.log10(abs(value)))
+    whole, _, digits = f"{value:.{decimals}f}".partition(".")
+    return f"{whole}.{digits.rstrip('0') or '0'}"
 
 
 def _significant(value: float) -> str:

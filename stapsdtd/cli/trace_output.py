@@ -295,6 +295,8 @@ def why_unpaired(spans: SpanAccount) -> str:
         return "END fired, but no START before it: a span that had begun earlier is not known"
     if not spans.unmatched:
         return "START fired, but no END yet"
+    if spans.timed_out == spans.starts:
+        return "every START timed out before an END with its key came: --timeout says how long they wait"
     return "no END had the key of a START: if another thread ends what one begins, name what they share with --key"
 
 

@@ -14,7 +14,7 @@ from stapsdtd.catalog.selector_text import as_part, head_of, parts_of, probe_nam
 from stapsdtd.catalog.selectors import normalized, parse
 from stapsdtd.cli import frequent
 from stapsdtd.cli.function_selectors import PROVIDER, functions_of
-from stapsdtd.cli.habits import of_bpftrace
+from stapsdtd.cli.habits import of_bpftrace, of_others
 from stapsdtd.cli.known_signatures import own_folder
 from stapsdtd.cli.moved_text import MovedTexts, moved_lines
 from stapsdtd.cli.render import plural, print_stderr
@@ -296,6 +296,8 @@ def why_unmatched(
     if (found := of_bpftrace(text)) is not None:
         path, probe = found
         return Unmatched(text, f"write bpftrace's usdt:PATH:PROBE as: {probe} --file {shlex.quote(path)}")
+    if (instead := of_others(text)) is not None and text.partition(":")[0] not in {each for each, _ in known}:
+        return Unmatched(text, instead)
     if not known:
         return Unmatched(text, f"no {where} has static probes yet")
     as_written = sorted(each for each in known if text in {":".join(each), each[1]})

@@ -332,7 +332,8 @@ def test_trace_that_never_matched_fails(server: FakeServer, trace: Start) -> Non
     status, _, err = finish(trace("--duration", "0.1"))
     assert status == 1
     assert err[0] == "stapsdt: postgresql:*: no running program has static probes yet"
-    assert err[-2:] == ["stapsdt: no probe matched", "stapsdt: 0 events delivered, 0 filtered, 0 lost, 0 sites"]
+    nothing = "stapsdt: no probe matched; name files of programs that end within milliseconds with --file"
+    assert err[-2:] == [nothing, "stapsdt: 0 events delivered, 0 filtered, 0 lost, 0 sites"]
 
 
 @pytest.mark.parametrize("is_json", [False, True])

@@ -267,6 +267,20 @@ def test_summary_tells_of_objects_that_appeared_later(daemon: Daemon, ticker_pro
         assert tracer.wait(30) == 0
 
 
+def test_summary_without_a_command_tells_of_them_too(daemon: Daemon, ticker_program: Path, tmp_path: Path) -> None:
+    other = shutil.copy(ticker_program, tmp_path / "other")
+    command = stapsdt_command(daemon.target, "trace", f"{TICKER}:tick", "--execname", "other", "--count", "1")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        assert tracer.stderr.readline()
+        with subprocess.Popen([other], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as program:
+            assert program.stdin is not None
+            while "armed" not in tracer.stderr.readline():
+                pass
+            program.communicate("fire 1\nquit\n", timeout=60)
+        assert "; 1 object appeared later, armed at most " in tracer.stderr.read()
+
+
 def test_top_counts_what_a_command_fires(daemon: Daemon, ticker_program: Path) -> None:
     done = stapsdt(daemon.target, "top", f"{TICKER}:*", "--json", "--", str(ticker_program), "500")
     (last,) = [json.loads(line) for line in done.stdout.splitlines()][-1:]

@@ -77,6 +77,17 @@ def test_trace_of_a_flood_accounts_for_everything(own_daemon: Daemon, ticker: Ti
     assert summary["delivered"] + summary["filtered"] + summary["lost"] == 100_000
 
 
+def test_one_more_ctrl_c_behind_the_account_is_no_traceback(trace: subprocess.Popen[str]) -> None:
+    assert trace.stderr is not None
+    trace.send_signal(signal.SIGINT)
+    said = trace.stderr.readline()
+    while '"delivered"' not in said:
+        said = trace.stderr.readline()
+    while trace.poll() is None:
+        trace.send_signal(signal.SIGINT)
+    assert trace.stderr.read() == ""
+
+
 def test_count_and_duration_end_with_0(daemon: Daemon, ticker: Ticker) -> None:
     command = stapsdt_command(daemon.target, "trace", f"{TICKER}:tick", "--json", "--count", "2")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trace:

@@ -70,6 +70,14 @@ def test_histogram_of_powers_of_two() -> None:
     assert len(lines) == 1 + 11
 
 
+def test_histogram_of_fractions_says_that_they_are_rounded() -> None:
+    row = SnapshotRow((), {"count": 2, "max": 3.75}, (Bucket(0, 0, 1), Bucket(3, 3, 1)))
+    assert Histograms(shown()).lines(snapshot(row))[0] == (
+        "2 values  p50 0  p90 3  p99 3  max 3.75"
+        "  (percentiles and buckets: rounded down to whole numbers; to keep fractions, multiply VALUE)"
+    )
+
+
 def test_linear_histogram_has_open_ends() -> None:
     buckets = (Bucket(None, -1, 1), Bucket(0, 9, 2), Bucket(10, None, 4))
     row = SnapshotRow((), {"count": 7, "max": 99}, buckets)

@@ -110,6 +110,8 @@ def test_what_made_no_pair(spans: SpanAccount, text: str) -> None:
         (SpanAccount(unmatched=3), "END fired, but no START before it"),
         (SpanAccount(starts=3, open=3), "START fired, but no END yet"),
         (SpanAccount(starts=3, open=3, unmatched=1), "no END had the key of a START"),
+        (SpanAccount(starts=3, timed_out=3, unmatched=3), "every START timed out"),
+        (SpanAccount(starts=3, timed_out=2, died=1, unmatched=3), "no END had the key of a START"),
     ],
 )
 def test_why_there_are_no_pairs(spans: SpanAccount, reason: str) -> None:

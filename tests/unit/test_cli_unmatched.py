@@ -21,6 +21,7 @@ PROBES = [
 ]
 
 
+STATIC = "stapsdt has static probes of programs"
 SPECIAL = "this name is a selector of others unless it is in quotes"
 
 
@@ -43,6 +44,11 @@ SPECIAL = "this name is a selector of others unless it is in quotes"
         ("usdt:/opt/a b:app:hit", "write bpftrace's usdt:PATH:PROBE as: app:hit --file '/opt/a b'", ()),
         ("fbt::tcp_*:entry", "kernel functions are no static probes: see 'stapsdt kernel info tcp_*'", ()),
         ("usdt:/bin/app:hit", "write bpftrace's usdt:PATH:PROBE as: hit --file /bin/app", ()),
+        ("kprobe:vfs_read", "for functions of the kernel, type: stapsdt kernel trace vfs_read", ()),
+        ("fentry:vmlinux:vfs_*", "for functions of the kernel, type: stapsdt kernel trace 'vfs_*'", ()),
+        ("uprobe:/bin/app:main", f"{STATIC}; for any function of a program use bpftrace's uprobe", ()),
+        ("tracepoint:syscalls:sys_enter_open", f"{STATIC}; for system calls and tracepoints use bpftrace or perf", ()),
+        ("syscall::open:entry", f"{STATIC}; for system calls and tracepoints use bpftrace or perf", ()),
         ("ts:&HttpSM::state_read", SPECIAL, ('ts:"&HttpSM::state_read"',)),
         ("&HttpSM::state_read", SPECIAL, ('ts:"&HttpSM::state_read"',)),
         ('paren:"a(c)"', "no such probe yet", ('"a(b)"',)),
