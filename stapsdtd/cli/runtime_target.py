@@ -22,7 +22,7 @@ from stapsdtd.cli.check import Check
 from stapsdtd.cli.jvm_switches import Switches, switches_of
 from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.cli.render import abbreviate, plural
-from stapsdtd.cli.runtimes import NO_NOTES, RUNTIMES, Runtime, files_of, runtime_of
+from stapsdtd.cli.runtimes import NO_NOTES, RUNTIMES, Runtime, files_of, has_runtime, runtime_of
 from stapsdtd.cli.silence import conditions
 from stapsdtd.client import Client, ClientError, SubscribeOptions
 
@@ -92,7 +92,9 @@ def _of_file(client: Client, target: Asked) -> Iterator[Check]:
     name = target.runtime or runtime_of(os.path.realpath(path)) or ""
     runtime = RUNTIMES.get(name)
     found: list[Probe] = []
-    for file in files_of(runtime, path) if runtime else [os.path.realpath(path)]:
+    real = os.path.realpath(path)
+    # what lies near another program is not its own
+    for file in files_of(runtime, path) if runtime and has_runtime(runtime, [path, real]) else [real]:
         try:
             found += _own(client.list_probes(files=[file]), runtime)
         except ClientError as error:
@@ -103,7 +105,7 @@ def _of_file(client: Client, target: Asked) -> Iterator[Check]:
             # Debian's python3 has a copy of what its library has
             break
     if not found:
-        yield _lacking(path, path, runtime)
+        yield _lacking(path, target.path, path, [path, real], runtime)
         return
     yield from _probes(path, found)
     for condition in conditions(catalog(), _names(found)):
@@ -159,7 +161,8 @@ class _Process:
             yield from _probes(self._name, probes)
             yield from self._conditions(catalog(), probes)
         elif listed or access.available:
-            yield _lacking(self._name, self._program, runtime)
+            files = [self._program, *_mapped_files(self._pid)]
+            yield _lacking(self._name, str(self._pid), self._program, files, runtime)
         else:
             detail = "its probes are not shown to you"
             yield Check(self._name, False, False, detail, "run this as root, or as the user whose process it is")
@@ -263,8 +266,12 @@ def _probes(name: str, probes: Sequence[Probe]) -> Iterator[Check]:
             yield Check(name, False, False, detail, "")
 
 
-def _lacking(name: str, program: str, runtime: Runtime | None) -> Check:
+def _lacking(name: str, target: str, program: str, files: Sequence[str], runtime: Runtime | None) -> Check:
+    """target: what the user named. files: the program, and what else it maps as far as that is known."""
     where = program or "its program"
+    if runtime is not None and not has_runtime(runtime, files):
+        detail = f"{where} has no probes of {runtime.providers[0]}: by the names of its files, it is another program"
+        return Check(name, False, False, detail, f"ask without the runtime: stapsdt doctor {target}")
     if runtime is None:
         detail = f"{where} has no probes"
         return Check(name, False, False, detail, "for a library of it, name that: stapsdt doctor PATH")
@@ -280,6 +287,11 @@ def _status(pid: int) -> dict[str, str] | None:
             return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
     except OSError:
         return None
+
+
+def _mapped_files(pid: int) -> Iterator[str]:
+    with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        yield from (line.rstrip("\n") for line in maps if "/" in line)
 
 
 def _strings(path: str) -> list[str]:

@@ -9,9 +9,10 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from glob import escape, glob
 
 NO_NOTES = "has no stapsdt note"
@@ -183,6 +184,13 @@ def runtime_of(program: str) -> str | None:
     """Return which runtime a program is, by its name, None if none is known."""
     name = os.path.basename(program.removesuffix(" (deleted)"))
     return next((each for each, runtime in RUNTIMES.items() if runtime.programs.fullmatch(name)), None)
+
+
+def has_runtime(runtime: Runtime, files: Iterable[str]) -> bool:
+    """Report whether files, of one program, are called like the runtime's program or one of its libraries."""
+    libraries = [os.path.basename(each) for each in runtime.libraries]
+    names = [os.path.basename(each.removesuffix(" (deleted)")) for each in files]
+    return any(runtime.programs.fullmatch(name) or any(fnmatch(name, each) for each in libraries) for name in names)
 
 
 def files_of(runtime: Runtime, program: str) -> list[str]:

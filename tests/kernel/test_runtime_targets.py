@@ -94,6 +94,20 @@ def test_a_python_without_probes(daemon: Daemon, tmp_path: Path) -> None:
     assert checks[0]["detail"] == f"{lacking} {cause}"
 
 
+@pytest.mark.parametrize(("runtime", "provider"), [("python", "python"), ("java", "hotspot")])
+def test_another_program_is_not_one_of_the_runtime(daemon: Daemon, runtime: str, provider: str) -> None:
+    sleep = os.path.realpath(str(shutil.which("sleep")))
+    told = f"{sleep} has no probes of {provider}: by the names of its files, it is another program"
+    with running(sleep, "1000") as pid:
+        wait_for(lambda: os.readlink(f"/proc/{pid}/exe") == sleep, "it to run")
+        status, checks = doctor(daemon, runtime, pid)
+    assert (status, checks[0]["detail"]) == (1, told)
+    assert checks[0]["remedy"] == f"ask without the runtime: stapsdt doctor {pid}"
+    # a library of the system's python3 lies near
+    status, (check,) = doctor(daemon, runtime, sleep)
+    assert (status, check["detail"]) == (1, told)
+
+
 def test_switches_of_a_jvm(daemon: Daemon) -> None:
     with jvm(daemon, METHODS) as pid:
         status, checks = doctor(daemon, "java", pid)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.cli.runtimes import RUNTIMES, Installed, installed, running
+from stapsdtd.cli.runtimes import RUNTIMES, Installed, has_runtime, installed, running
 
 
 def program(folder: Path, name: str, said: str, *, code: int = 0) -> Path:
@@ -103,3 +103,18 @@ def test_a_runtime_with_several_names_is_told_once(tmp_path: Path) -> None:
 
 def test_running_ones_are_known_by_their_program() -> None:
     assert running(RUNTIMES["python"])[os.getpid()] == os.readlink("/proc/self/exe")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "files", "is_one"),
+    [
+        ("python", ["/usr/bin/sleep", "/usr/lib/x86_64-linux-gnu/libc.so.6"], False),
+        ("python", ["/opt/python/bin/python3.12"], True),
+        ("python", ["/opt/python/bin/python3.12 (deleted)"], True),
+        ("python", ["/usr/sbin/app", "/usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0"], True),
+        ("java", ["/usr/bin/app", "/opt/jdk/lib/server/libjvm.so"], True),
+        ("java", ["/usr/bin/python3.11"], False),
+    ],
+)
+def test_a_runtime_is_known_by_the_names_of_its_files(runtime: str, files: list[str], *, is_one: bool) -> None:
+    assert has_runtime(RUNTIMES[runtime], files) is is_one
