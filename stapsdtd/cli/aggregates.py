@@ -23,7 +23,7 @@ from stapsdtd.cli.open_spans import OpenSpanTexts
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import as_given, resolve_aggregate
-from stapsdtd.cli.silence import why_silent
+from stapsdtd.cli.silence import explained
 from stapsdtd.cli.snapshot_output import Output, Shown, output_for
 from stapsdtd.cli.splitting import split_keys
 from stapsdtd.cli.sql_text import DIALECTS
@@ -185,11 +185,7 @@ def run(
                 account = subscription.total
                 summary = summary_of(subscription, account.aggregated if account else reader.aggregated, run)
                 summary = await moved.in_summary(summary)
-                if summary.is_silent:
-                    silent = await why_silent(
-                        client, wanted.texts, subscription.armed_so_far, known, has_ended=run.is_command
-                    )
-                    summary = replace(summary, silent=silent)
+                summary = await explained(summary, client, wanted, subscription.armed_so_far, known, run)
             if failure:
                 print_stderr(failure)
             output.end(replace(summary, is_aggregated=True))

@@ -62,6 +62,10 @@ class Run(Protocol):
     def nothing_found(self) -> str:
         """What it means that no probe ever matched, for users."""
 
+    @property
+    def all_filtered(self) -> str:
+        """What it means that all hits were filtered, for users; empty if that is not known."""
+
     def in_scope(self, options: SubscribeOptions) -> SubscribeOptions:
         """Return the options of the subscription."""
 
@@ -80,6 +84,7 @@ class UntilInterrupted:
     is_command = False
     is_released = False
     nothing_found = "no probe matched; name files of programs that end within milliseconds with --file"
+    all_filtered = ""
 
     def in_scope(self, options: SubscribeOptions) -> SubscribeOptions:
         return options
@@ -128,6 +133,10 @@ class HeldCommand:
         if self._names_files:
             return "no probe of the files of --file was found"
         return "no probe of what ran was found; name files of programs that end within milliseconds with --file"
+
+    @property
+    def all_filtered(self) -> str:
+        return f"every hit was filtered: none was of {self._name} or what it started"
 
     def in_scope(self, options: SubscribeOptions) -> SubscribeOptions:
         # with --file, no others are traced

@@ -58,6 +58,7 @@ class Summary:
     sites are refused, the most frequent first, with how many. undecided: of those filtered, and
     valueless: of those aggregated; see `Account`. moved: processes that execute copies of the probes' text, where these
     never fire. restarts: of the server, after which the command went on.
+    uncertain: why times of pairs may be too long, if so. is_latest: whether starts replaced those that waited.
     """
 
     delivered: int
@@ -79,6 +80,8 @@ class Summary:
     valueless: int = 0
     moved: tuple[MovedText, ...] = ()
     restarts: tuple[Resubscribed, ...] = ()
+    uncertain: str = ""
+    is_latest: bool = False
 
     @property
     def outcome(self) -> str:
@@ -87,7 +90,7 @@ class Summary:
 
     @property
     def is_silent(self) -> bool:
-        """Whether sites were armed, and none of them fired."""
+        """Whether nothing fired."""
         fired = (
             not self.is_exact,
             self.delivered,
@@ -96,7 +99,12 @@ class Summary:
             self.unread,
             *(asdict(self.spans).values() if self.spans else ()),
         )
-        return bool(self.sites) and not any(fired)
+        return not any(fired)
+
+    @property
+    def is_all_filtered(self) -> bool:
+        """Whether hits were filtered, and there were no others."""
+        return bool(self.filtered) and not (self.delivered or self.lost or self.unread > 0)
 
     @property
     def lost(self) -> int:
@@ -135,6 +143,8 @@ class Summary:
             record["moved"] = list(map(moved_record, self.moved))
         if self.silent:
             record["silent"] = list(self.silent)
+        if self.uncertain:
+            record["uncertain"] = self.uncertain
         if self.restarts:
             record["restarts"] = list(map(restart_record, self.restarts))
         return record

@@ -173,6 +173,7 @@ def _known_record(fit: Fit) -> dict[str, object]:
         "text": signature.text,
         "arguments": None if arguments is None else [declared.text for declared in arguments],
         "ends_with": signature.ends_with or None,
+        "latest": signature.latest,
         "notes": [note for _, note in signature.notes],
         "source": signature.source,
         "versions": signature.versions,

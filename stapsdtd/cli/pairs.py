@@ -41,6 +41,7 @@ class Pair:
     key: tuple[str, ...] = ()
     start_where: str = ""
     nested: bool = False
+    latest: bool = False
     timeout: float | None = None
     min_open: float = 0.0
 
@@ -50,7 +51,14 @@ class Pair:
         return found[1] if found else None
 
     def known_end(self, known: Known) -> Pair:
-        """Return the pair with its end. Raises click.UsageError if that is neither given nor known."""
+        """Return the pair with its end, which belongs to the latest start if that is known of it.
+
+        Raises click.UsageError if the end is neither given nor known.
+        """
+        if self.nested and self.latest:
+            raise click.UsageError("--nested and --latest exclude each other")
+        if not (self.key or self.nested or self.latest) and self._is_latest(known):
+            return replace(self, latest=True).known_end(known)
         if self.end:
             return self
         if of_functions := end_of(self.start):
@@ -64,6 +72,11 @@ class Pair:
         # the last part of a selector is the probe's name
         parts, _ = parts_of(selector.text, "start")
         return replace(self, end=selector.text[: parts[-1].column] + end)
+
+    def _is_latest(self, known: Known) -> bool:
+        found = meant(self.start, known)
+        signatures = known.of(*found[1]) if found else ()
+        return bool(signatures) and all(each.latest for each in signatures)
 
     async def wanted(
         self,
@@ -100,6 +113,7 @@ class Pair:
             start_where=start_where,
             key=key,
             nested=self.nested,
+            latest=self.latest,
             timeout_ms=round((self.timeout or 0) * 1000),
             report_open_ms=round(self.min_open * 1000),
         )
@@ -149,10 +163,11 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
         key: tuple[str, ...],
         start_where: str,
         nested: bool,
+        latest: bool,
         timeout: float | None,
         **parameters: Any,
     ) -> Any:
-        return command(*args, pair=Pair(start, end or "", key, start_where, nested, timeout), **parameters)
+        return command(*args, pair=Pair(start, end or "", key, start_where, nested, latest, timeout), **parameters)
 
     wrapped: Callable[..., Any] = with_pair
     for option in (
@@ -161,6 +176,12 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=options.Seconds(min=0.001, max=options.MAX_SECONDS),
             metavar="SECONDS",
             help="A start waits no longer for its end.",
+        ),
+        click.option(
+            "--latest",
+            is_flag=True,
+            help="An end belongs to the latest start, which replaces one that waits: for what may fail without an end. "
+            "Known of some probes, such as postgresql:query__start.",
         ),
         click.option(
             "--nested",

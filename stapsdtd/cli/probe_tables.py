@@ -122,7 +122,8 @@ def _known_lines(fit: Fit) -> Iterator[str]:
     if signature.arguments:
         yield escape(f"arguments: {', '.join(declared.text for declared in signature.arguments)}")
     if signature.ends_with:
-        yield escape(f"ends with {signature.ends_with}")
+        latest = ", which belongs to the latest start in the thread" if signature.latest else ""
+        yield escape(f"ends with {signature.ends_with}{latest}")
     yield from (escape(f"note: {note}") for _, note in signature.notes)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +23,7 @@ from stapsdtd.cli.known_signatures import catalog, no_signatures
 from stapsdtd.cli.moved_text import MovedTexts
 from stapsdtd.cli.named_values import ArgumentNames
 from stapsdtd.cli.render import discard_output, print_stderr
-from stapsdtd.cli.silence import why_silent
+from stapsdtd.cli.silence import explained
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
 from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
@@ -170,10 +170,7 @@ def run_trace(
                     )
                 failure = failure or printer.failure
                 summary = await moved.in_summary(summary_of(subscription, printer.printed, run))
-                if summary.is_silent:
-                    armed = subscription.armed_so_far
-                    silent = await why_silent(client, wanted.texts, armed, known, has_ended=run.is_command)
-                    summary = replace(summary, silent=silent)
+                summary = await explained(summary, client, wanted, subscription.armed_so_far, known, run)
             if failure:
                 print_stderr(failure)
             output.end(summary)

@@ -237,6 +237,7 @@ def print_summary(summary: Summary) -> None:
     for reason in [
         *moved_lines(summary.moved),
         *summary.silent,
+        summary.uncertain,
         *([why_unpaired(summary.spans)] if summary.spans else []),
     ]:
         if reason:
@@ -259,7 +260,7 @@ def format_summary(summary: Summary) -> str:
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread (fired after the last one shown)")
-    unpaired = format_spans(summary.spans) if summary.spans else ""
+    unpaired = format_spans(summary.spans, is_latest=summary.is_latest) if summary.spans else ""
     ended = f"; {unpaired}" if unpaired else ""
     ended += "; every process of --pid has ended" if summary.processes_ended else ""
     if summary.restarts:
@@ -271,11 +272,11 @@ def format_summary(summary: Summary) -> str:
     return f"{', '.join(parts)}, {plural(summary.sites, 'site')}{ended}"
 
 
-def format_spans(spans: SpanAccount) -> str:
+def format_spans(spans: SpanAccount, *, is_latest: bool = False) -> str:
     """Return what became of hits that make no pair: `5 starts: 4 paired, 1 timed out; 2 ends without a start`."""
     fates = {
         "paired": spans.paired,
-        "within another": spans.nested,
+        "replaced by a later one" if is_latest else "within another": spans.nested,
         "of threads that ended": spans.died,
         "timed out": spans.timed_out,
         "without room": spans.table_full,

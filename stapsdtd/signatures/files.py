@@ -22,7 +22,8 @@ An argument is a type and a name. The types are string, string(LENGTH) with the 
 length in bytes, pointer, integer, int8 to int64, uint8 to uint64, bool, float, duration(UNIT) with ns, us, ms or s,
 enum(NAME) and flags(NAME). Without `arguments`, they are not known. A name may be a glob, for probes that have no entry
 of their own, and have several entries, for versions whose arguments differ. Probes that fire at each line, call or
-object of a program are `frequent = true`: selectors with globs leave them out.
+object of a program are `frequent = true`: selectors with globs leave them out. Those that begin what may fail without
+an end, and never within another of the same thread, are `latest = true`: an end belongs to the latest.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _Probe(msgspec.Struct, forbid_unknown_fields=True):
     arguments: list[str] | None = None
     ends_with: str = ""
     frequent: bool = False
+    latest: bool = False
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,6 +140,7 @@ def _signatures(path: str, file: _File, names: set[str]) -> Iterator[Signature]:
             file.source,
             file.versions,
             probe.frequent,
+            probe.latest,
         )
 
 

@@ -50,6 +50,7 @@ class Signature:
     arguments: None if they differ, or are not known. notes: when it fires, each with the glob of the probes that it is
     about. ends_with: the probe that fires when what this one begins is over, in the same thread. versions: of the
     provider, for which that was checked. frequent: it fires at each line, call or object of a program.
+    latest: what it begins is over, also without an end, when it fires again in the same thread.
     """
 
     provider: str
@@ -61,6 +62,7 @@ class Signature:
     source: str
     versions: str
     frequent: bool = False
+    latest: bool = False
 
 
 class NoteArgument(Protocol):

@@ -20,6 +20,11 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.commands import PROGRAM, Start, finish, starting
 from tests.api.fake_server import FakeServer, armed, bad_request, serving
 
+SIMPLE_PROTOCOL = (
+    "stapsdt: postgresql:query__start: PostgreSQL fires it only for the simple protocol, as of psql; statements that "
+    "drivers prepare, or send with parameters, fire statement__status and query__execute__start"
+)
+
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
@@ -243,7 +248,7 @@ def test_a_clock_that_is_set_is_told(server: FakeServer, trace: Start) -> None:
     server.tell(clock_set(by_ns=3600 * 10**9))
     server.end(pb.End.REASON_UNSUBSCRIBED)
     _, _, err = finish(trace())
-    assert err[1:-1] == ["stapsdt: the clock was set forward by 3,600 s"]
+    assert err[1:-1] == ["stapsdt: the clock was set forward by 3,600 s", SIMPLE_PROTOCOL]
 
 
 def test_a_clock_that_is_set_is_a_record(server: FakeServer, trace: Start) -> None:
@@ -298,6 +303,7 @@ def test_refusals_are_told_by_reason(server: FakeServer, trace: Start) -> None:
         f"stapsdt: refused: no room: {example} and 1 more",
         f"stapsdt: refused: a: {example}",
         "stapsdt: refused: for 2 more reasons",
+        SIMPLE_PROTOCOL,
     ]
 
 
@@ -391,6 +397,15 @@ def test_silence_is_explained_where_that_can_be_known(server: FakeServer, trace:
             *(f"stapsdt: {reason}" for reason in silent),
             "stapsdt: 0 events delivered, 0 filtered, 0 lost, 1 site",
         ]
+
+
+@pytest.mark.parametrize(("options", "is_told"), [((), True), (("--follow",), False)])
+def test_children_that_are_left_out_are_told_of(server: FakeServer, options: tuple[str, ...], *, is_told: bool) -> None:
+    server.sites = [armed()]
+    with starting("--server", server.target, "trace", "postgresql:*", "--duration", "0.1") as start:
+        _, _, err = finish(start("--pid", str(os.getpid()), *options))
+    told = "stapsdt: what --pid has forked was left out: --follow includes it"
+    assert (told in err) is is_told
 
 
 def test_a_known_probes_arguments_have_names(server: FakeServer) -> None:

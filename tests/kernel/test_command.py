@@ -68,6 +68,26 @@ def test_program_needs_no_file(daemon: Daemon, ticker_program: Path, tmp_path: P
         assert json.loads(done.stderr.splitlines()[-1])["delivered"] == _HITS
 
 
+@pytest.mark.parametrize(
+    ("options", "more"), [((), ""), (("--where", "arg0 >= 0"), " and satisfied --where")], ids=["scope", "filter"]
+)
+def test_hits_of_others_alone_are_told_of(
+    daemon: Daemon, ticker_program: Path, options: tuple[str, ...], more: str
+) -> None:
+    with Ticker(ticker_program) as stranger:
+        counting = stapsdt_command(
+            daemon.target, "count", f"{TICKER}:tick", "--file", str(ticker_program), *options, "--", "cat"
+        )
+        with subprocess.Popen(counting, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            wait_for(lambda: stranger.semaphore == 1, "the site to be armed")
+            stranger.do("fire 3")
+            _, told = process.communicate(timeout=60)
+    assert told.splitlines()[-2:] == [
+        f"stapsdt: every hit was filtered: none was of cat or what it started{more}",
+        "stapsdt: 0 events aggregated, 3 filtered, 0 lost, 1 site",
+    ]
+
+
 def test_command_in_one_argument(daemon: Daemon, ticker_program: Path, tmp_path: Path) -> None:
     """As DTrace takes it."""
     (program,) = copies(ticker_program, tmp_path / "a folder", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client
-from tests.examples import in_documents
+from tests.examples import Example, in_documents
 from tests.kernel.test_postgresql import Cluster, Session, running_cluster
 from tests.support import Daemon, stapsdt_command, wait_for
 
@@ -20,6 +21,7 @@ from tests.support import Daemon, stapsdt_command, wait_for
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 (PROGRAM,) = (each for each in in_documents("d") if each.file_name == "statements.d")
+(EXECUTED,) = (each for each in in_documents("d") if each.file_name == "executed.d")
 SCRIPT = """\
 UPDATE pgbench_tellers SET tbalance = tbalance + 1;
 SELECT sum(abalance) FROM pgbench_accounts;
@@ -44,9 +46,9 @@ class Tracing:
 
 
 @contextmanager
-def traced(daemon: Daemon, folder: Path) -> Iterator[Tracing]:
-    path = folder / "statements.d"
-    path.write_text(PROGRAM.source)
+def traced(daemon: Daemon, folder: Path, program: Example = PROGRAM) -> Iterator[Tracing]:
+    path = folder / program.file_name
+    path.write_text(program.source)
     tracing = Tracing()
     command = stapsdt_command(daemon.target, "d", "-q", "-s", str(path))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Client(daemon.target) as client:
@@ -106,6 +108,43 @@ def test_postgresql_says_the_same_of_its_statements(daemon: Daemon, cluster: Clu
         ((longest, pid),) = logged["SELECT pg_sleep(0.7);"]
         assert pid == slow.pid
         assert int(found[1]) == pytest.approx(longest, rel=0.02)
+
+
+@pytest.mark.parametrize("protocol", ["simple", "extended", "prepared"])
+def test_what_is_executed_is_counted_whatever_the_protocol(
+    daemon: Daemon, cluster: Cluster, tmp_path: Path, protocol: str
+) -> None:
+    pgbench(cluster, "-i", "-q")
+    script = tmp_path / "script.sql"
+    script.write_text(SCRIPT)
+    with traced(daemon, tmp_path, EXECUTED) as tracing:
+        many = ("-c", str(CLIENTS), "-t", str(TRANSACTIONS))
+        pgbench(cluster, "-n", "-M", protocol, *many, "-f", script)
+    calls = re.findall(r"^ *(\d+) calls of +(\d+) us: (.*?);?$", tracing.output, re.MULTILINE)
+    ours = {text: (int(count), int(mean)) for count, mean, text in calls}
+    for text in SCRIPT.splitlines():
+        assert ours[text.removesuffix(";")][0] == CLIENTS * TRANSACTIONS
+    assert 1000 <= ours["SELECT pg_sleep(0.001)"][1] < 50_000
+
+
+@pytest.mark.parametrize("engine", ["bpf"])
+def test_statements_that_fail_do_not_lengthen_others(daemon: Daemon, cluster: Cluster) -> None:
+    wanted = ["latency", "postgresql:query__start", "--by", "query", "--pid", str(cluster.pid), "--follow", "--json"]
+    with Session(cluster) as session:
+        command = stapsdt_command(daemon.target, *wanted)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            with Client(daemon.target) as client:
+                wait_for(lambda: any(each.streaming for each in client.subscriptions()), "it to run")
+            for _ in range(3):
+                session.do("SELECT 1 / (length(pg_sleep(0.5)::text));", "SELECT 7;")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    rows = {row["key"][0]: row for row in map(json.loads, out.splitlines()) if "count" in row}
+    assert rows["SELECT 7;"]["count"] == 3, (out, err)
+    assert rows["SELECT 7;"]["max"] < 400e6
+    assert json.loads(err.splitlines()[-1])["spans"] | {"died": 0} == {
+        "starts": 6, "paired": 3, "nested": 3, "died": 0, "timed_out": 0, "table_full": 0, "open": 0, "unmatched": 0
+    }  # fmt: skip
 
 
 def test_postgresql_says_the_same_of_its_locks(daemon: Daemon, cluster: Cluster, tmp_path: Path) -> None:

@@ -428,6 +428,24 @@ def test_pairs_that_never_were_are_explained(daemon: Daemon, spanner_program: Pa
     assert "1 end without a start" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["latency", "spans"])
+def test_starts_without_an_end_are_told_of_or_replaced(daemon: Daemon, spanner_program: Path, name: str) -> None:
+    script = f"printf 'recurse 5\\nquit\\n' | {spanner_program} > /dev/null"
+    wanted = [name, probe("begin"), probe("end"), "--file", str(spanner_program)]
+
+    def said(*options: str) -> list[str]:
+        return stapsdt(daemon.target, *wanted, *options, "--", "sh", "-c", script).stderr.splitlines()
+
+    *_, doubt, first = said()
+    assert doubt.startswith("stapsdt: 4 STARTs came while an earlier one waited for its END: if that has none")
+    assert "5 starts: 1 paired, 4 within another; 4 ends without a start" in first
+    *before, latest = said("--latest")
+    assert "5 starts: 1 paired, 4 replaced by a later one; 4 ends without a start" in latest
+    assert not any("came while an earlier one" in line for line in before)
+    assert "came while an earlier one" in json.loads(said("--json")[-1])["uncertain"]
+    assert "uncertain" not in json.loads(said("--json", "--nested")[-1])
+
+
 @pytest.mark.parametrize("engine", ["bpf"])
 def test_programs_that_execute_another_between(client: Client, spanner: Ticker) -> None:
     """Where the kernel pairs: see docs/limits.md."""

@@ -56,9 +56,32 @@ def test_other_probes_are_no_entries_of_functions(start: str) -> None:
         Pair(start, "").known_end(Known())
 
 
+@pytest.mark.parametrize(
+    ("pair", "is_latest"),
+    [
+        (Pair("postgresql:query__start", ""), True),
+        (Pair("postgresql:transaction__start", "postgresql:transaction__commit"), True),
+        (Pair("postgresql:query__start", "", key=("pid",)), False),
+        (Pair("postgresql:query__start", "", nested=True), False),
+        (Pair("python:gc__start", ""), False),
+        (Pair("app:begin", "app:end"), False),
+        (Pair("app:begin", "app:end", latest=True), True),
+    ],
+)
+def test_starts_that_replace_others(pair: Pair, *, is_latest: bool) -> None:
+    found = pair.known_end(Known())
+    assert found.latest is is_latest
+    assert found.made(pair.start, "", pair.key).latest is is_latest
+
+
+def test_one_way_to_choose_a_start() -> None:
+    with pytest.raises(click.UsageError, match="--nested and --latest exclude each other"):
+        Pair("app:begin", "app:end", nested=True, latest=True).known_end(Known())
+
+
 def test_ends_that_are_given_come_first() -> None:
     pair = Pair("postgresql:query__start", "postgresql:query__execute__done")
-    assert pair.known_end(Known()) is pair
+    assert pair.known_end(Known()).end == pair.end
 
 
 COMPILATION = [Known().of("hotspot", "method__compile__begin")]
@@ -101,6 +124,11 @@ def test_string_of_a_start_whose_length_is_another_argument() -> None:
 )
 def test_what_made_no_pair(spans: SpanAccount, text: str) -> None:
     assert format_spans(spans) == text
+
+
+def test_starts_that_were_replaced() -> None:
+    spans = SpanAccount(starts=3, paired=1, nested=2)
+    assert format_spans(spans, is_latest=True) == "3 starts: 1 paired, 2 replaced by a later one"
 
 
 @pytest.mark.parametrize(
