@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
+from stapsdtd.api.parts import serialized
 from stapsdtd.api.rights import Rights, Users
 from stapsdtd.arch import why_foreign
 from stapsdtd.config import Limits
@@ -47,14 +48,19 @@ def inventory(status: InventoryStatus) -> pb.Inventory:
     )
 
 
-def probe(probe: Probe, nops: NopRewriting) -> pb.Probe:
-    """Convert a probe. nops: the nops that this host's kernel rewrites, whose sites are marked as refused."""
-    message = _probe(probe.object, probe.provider, probe.name, probe.sites)
-    message.pids.extend(probe.pids)
+def probe(probe: Probe, nops: NopRewriting) -> Generator[None, None, bytes]:
+    """Serialize a probe in steps. nops: those that this host's kernel rewrites, whose sites are marked as refused."""
+    head = _probe(probe.object, probe.provider, probe.name, ())
+    head.pids.extend(probe.pids)
     foreign = why_foreign(probe.object.parsed.architecture)
-    for site_message, site in zip(message.sites, probe.sites, strict=True):
-        site_message.refused = site.refused or foreign or nops.why_not(site.nop_bytes) or ""
-    return message
+
+    def site_message(site: Site) -> pb.Site:
+        message = _site(site)
+        message.refused = site.refused or foreign or nops.why_not(site.nop_bytes) or ""
+        return message
+
+    sites = yield from serialized(pb.Probe.SITES_FIELD_NUMBER, probe.sites, site_message)
+    return head.SerializeToString() + sites
 
 
 def _probe(obj: Object, provider: str, name: str, sites: Iterable[Site]) -> pb.Probe:

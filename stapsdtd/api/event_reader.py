@@ -7,11 +7,13 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 
-from stapsdtd.api import columns, rows, subscription_messages
-from stapsdtd.api.stream import ClauseReader
+from stapsdtd.api import columns, rows, subscription_messages, wire
+from stapsdtd.api.parts import one_of_many
+from stapsdtd.api.stream import ClauseReader, StreamTurns
 from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.log import Entry
+from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.span import OpenSpan
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -20,11 +22,14 @@ _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.1, 1.0
 
 
 class EventReader(ClauseReader):
-    def __init__(self, clause: Clause, encoding: int, from_seq: int | None, *, wall_clock: WallClock) -> None:
+    def __init__(
+        self, clause: Clause, encoding: int, from_seq: int | None, turns: StreamTurns, *, wall_clock: WallClock
+    ) -> None:
         """from_seq: of the first event that the client lacks; None for the first that was not sent."""
         super().__init__(clause)
         self._as_rows = encoding != pb.StreamRequest.ENCODING_COLUMNS
         self._seq = from_seq
+        self._turns = turns
         self._wall_clock = wall_clock
         self._described: set[int] = set()
         self._is_resumed = from_seq is None
@@ -49,7 +54,14 @@ class EventReader(ClauseReader):
         entry = log.read(self._seq)
         if entry is None:
             return
-        for message, next_seq in self._events(entry):
+        sites = self._clause.known_sites(entry.batch.site_ids())
+        undescribed = iter([(site_id, site) for site_id, site in sites.items() if site_id not in self._described])
+        self._described |= sites.keys()
+        while described := await self._turns.soon(
+            one_of_many(pb.Descriptions.PROBES_FIELD_NUMBER, undescribed, _description)
+        ):
+            yield wire.delimited(pb.StreamResponse.DESCRIPTIONS_FIELD_NUMBER, described)
+        for message, next_seq in self._events(entry, sites):
             yield message
             # a stream that was stopped meanwhile does not come here
             log.handed_out(entry, next_seq)
@@ -58,20 +70,18 @@ class EventReader(ClauseReader):
     async def complete(self) -> None:
         """Return at once: what is due is looked up then."""
 
-    def _events(self, entry: Entry) -> Iterator[tuple[bytes, int]]:
+    def _events(self, entry: Entry, sites: dict[int, KnownSite]) -> Iterator[tuple[bytes, int]]:
         """Yield messages, each with the seq of the next event that a client lacks once it has received it."""
-        sites = self._clause.known_sites(entry.batch.site_ids())
-        undescribed = {site_id: site for site_id, site in sites.items() if site_id not in self._described}
-        if undescribed:
-            self._described |= undescribed.keys()
-            descriptions = pb.StreamResponse(descriptions=subscription_messages.descriptions(undescribed))
-            yield descriptions.SerializeToString(), entry.first_seq
         for begin, end, offset_ns in self._wall_clock.spans(entry.batch.time_ns):
             part = entry.part(begin, end)
             if self._as_rows:
                 yield from rows.messages(part, offset_ns, sites)
             else:
                 yield columns.message(part, offset_ns), part.next_seq
+
+
+def _description(site: tuple[int, KnownSite]) -> pb.Description:
+    return subscription_messages.description(*site)
 
 
 class _OpenReporter:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
-from google.protobuf.message import Message
-
-from stapsdtd.api import convert
+from stapsdtd.api import convert, wire
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Members
 from stapsdtd.api.moved_text import chosen_sites, moved_texts
-from stapsdtd.api.parts import ITEMS_PER_STEP, serialized
+from stapsdtd.api.parts import serialized
 from stapsdtd.api.rights import Users
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.catalog.registry import MappedObject
@@ -26,7 +25,8 @@ from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Object, Probe, Problem
 from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.runtime.fair_thread import FairThread, Queue, finish
+from stapsdtd.runtime.fair_thread import FairThread, Queue
+from stapsdtd.runtime.slices import Turn
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _T = TypeVar("_T")
@@ -35,6 +35,7 @@ _PARSE_SECONDS = 10.0
 """How long a list waits for root's files that are still being parsed, ..."""
 _ARM_SECONDS = 1.0
 """... and for what is being armed for its client."""
+_BEGUN_AT_ONCE = 4
 _MAX_PROBLEMS = 1000
 """In one list."""
 
@@ -61,6 +62,7 @@ class Listing:
         # a process can block whoever reads its command line or its maps, so nothing else waits for this thread
         self._identity_thread = FairThread("stapsdtd-identity")
         self._locked_calls = LockedCalls()
+        self._begun: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def close(self) -> None:
         self._identity_thread.stop()
@@ -114,22 +116,36 @@ class Listing:
         """Select the probes that a client is shown. pids: see `catalog.selection.select`."""
         limiter = ListingLimiter()
 
-        def message_of(probes: Sequence[Probe]) -> pb.ListProbesResponse:
-            shown = limiter.of(probes)
-            return pb.ListProbesResponse(probes=[convert.probe(probe, self._backend.nops) for probe in shown])
-
         def steps() -> Generator[None, None, Listed]:
             listed = Listed()
             for probes in select(SelectorSet(selectors), objects, pids):
                 if probes:
                     # which are of one object
                     listed.pids.update(probes[0].pids)
-                    listed.probes.append((yield from serialized(probes, message_of)))
+                    listed.probes += yield from self._trimmed(probes, limiter)
                 yield
             listed.sites_left_out = limiter.left_out
             return listed
 
         return await self.in_turns(client, steps())
+
+    def _trimmed(self, probes: Iterable[Probe], limiter: ListingLimiter) -> Generator[None, None, list[bytes]]:
+        """Serialize what a limiter leaves of probes, as parts of a ListProbesResponse."""
+        parts = []
+        turn = Turn()
+        for probe in probes:
+            encoded = yield from self.encoded(probe, limiter)
+            if encoded is not None:
+                parts.append(wire.delimited(pb.ListProbesResponse.PROBES_FIELD_NUMBER, encoded))
+            if turn.is_over:
+                yield
+                turn.begin()
+        return parts
+
+    def encoded(self, probe: Probe, limiter: ListingLimiter) -> Generator[None, None, bytes | None]:
+        """Serialize what a limiter leaves of a probe; return None if that is nothing."""
+        shown = yield from limiter.trimmed(probe)
+        return None if shown is None else (yield from convert.probe(shown, self._backend.nops))
 
     async def moved(
         self,
@@ -149,13 +165,11 @@ class Listing:
     @staticmethod
     def processes(identities: Sequence[ProcessIdentity], names: Mapping[str, str]) -> Generator[None, None, bytes]:
         """Describe processes. names: of containers, by their ids."""
-
-        def described(some: Sequence[ProcessIdentity]) -> pb.ListProbesResponse:
-            return pb.ListProbesResponse(
-                processes=[convert.process(each, names.get(each.container_id, "")) for each in some]
-            )
-
-        return serialized(identities, described)
+        return serialized(
+            pb.ListProbesResponse.PROCESSES_FIELD_NUMBER,
+            identities,
+            lambda each: convert.process(each, names.get(each.container_id, "")),
+        )
 
     @staticmethod
     def problems(selectors: Sequence[Selector], objects: Iterable[MappedObject]) -> Generator[None, None, bytes]:
@@ -176,14 +190,9 @@ class Listing:
                 left_out += len(some[room:]) + obj.parsed.problems_left_out
             yield
         told = yield from serialized(
-            found, lambda some: pb.ListProbesResponse(problems=[convert.problem(obj, each) for obj, each in some])
+            pb.ListProbesResponse.PROBLEMS_FIELD_NUMBER, found, lambda each: convert.problem(*each)
         )
         return told + pb.ListProbesResponse(problems_left_out=left_out).SerializeToString()
-
-    async def serialize(self, client: str, items: Sequence[_T], message_of: Callable[[Sequence[_T]], Message]) -> bytes:
-        """Serialize a message with many items: see `parts.serialized`."""
-        steps = serialized(items, message_of)
-        return finish(steps) if len(items) <= ITEMS_PER_STEP else await self.in_turns(client, steps)
 
     async def soon(self, client: str, steps: Generator[None, None, _T]) -> _T:
         """Take the first step at once, so that what is little waits for nobody, and the others in turns."""
@@ -195,10 +204,14 @@ class Listing:
         return await self.in_turns(client, steps)
 
     async def in_turns(self, client: str, steps: Generator[None, None, _T]) -> _T:
-        """Take steps on behalf of a client, beside those of others, and return what they return."""
-        return await asyncio.wrap_future(
-            self._backend.matching.take_turns(Queue(client), steps, f"listing for {client}")
-        )
+        """Take steps on behalf of a client, beside those of others, and return what they return.
+
+        Of a client, a few at a time: what has begun takes memory, and the others wait with none.
+        """
+        async with self._begun.setdefault(client, asyncio.Semaphore(_BEGUN_AT_ONCE)):
+            return await asyncio.wrap_future(
+                self._backend.matching.take_turns(Queue(client), steps, f"listing for {client}")
+            )
 
     async def identities(self, client: str, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
         """Return the identities of those processes that belong to these users."""

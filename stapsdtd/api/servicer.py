@@ -17,9 +17,11 @@ from stapsdtd.api.cgroup_scope import Members, NamesOf, members
 from stapsdtd.api.chains import with_functions
 from stapsdtd.api.kernel_functions import list_functions, traced_functions
 from stapsdtd.api.listing import Listed, Listing
+from stapsdtd.api.parts import serialized
 from stapsdtd.api.request_files import RequestFiles
 from stapsdtd.api.rights import Users
 from stapsdtd.api.server_info import server_info
+from stapsdtd.api.stream import StreamTurns
 from stapsdtd.api.stream_requests import check_id, check_stream, stream_of
 from stapsdtd.api.streams import Streams
 from stapsdtd.api.subscribers import Subscribers
@@ -128,7 +130,7 @@ class StapsdtServicer:
 
     async def WatchProbes(  # noqa: N802
         self, request: pb.WatchProbesRequest, caller: Caller
-    ) -> AsyncIterator[pb.WatchProbesResponse]:
+    ) -> AsyncIterator[bytes]:
         with caller.recording_refusals():
             caller.rights.check_list()
             self._watches.check_quota(caller.rights)
@@ -190,10 +192,13 @@ class StapsdtServicer:
                 sites=sum(status.state is SiteState.ARMED for status in statuses),
             )
             subscription = unanswered[0]
-            sites = await self._listing.serialize(
+            sites = await self._listing.soon(
                 caller.rights.client,
-                statuses,
-                lambda some: pb.SubscribeResponse(sites=subscription_messages.site_statuses(subscription, some)),
+                serialized(
+                    pb.SubscribeResponse.SITES_FIELD_NUMBER,
+                    statuses,
+                    lambda status: subscription_messages.site_status(subscription, status),
+                ),
             )
             late = await self._listing.soon(
                 caller.rights.client, subscription_messages.late_conditions(subscription, statuses)
@@ -215,8 +220,9 @@ class StapsdtServicer:
         subscriptions = self._backend.subscriptions
         check_stream(request)
         subscription = self._subscribers.find(ident, caller)
-        take_turns = partial(self._listing.in_turns, caller.rights.client)
-        stream = stream_of(subscription, request, subscriptions.collect, take_turns)
+        client = caller.rights.client
+        turns = StreamTurns(partial(self._listing.in_turns, client), partial(self._listing.soon, client))
+        stream = stream_of(subscription, request, subscriptions.collect, turns)
         async with self._calls.cleanup(lambda: subscriptions.lifetimes.stream_closed(ident)):
             with self._streams.opened(stream, caller):
                 # within the cleanup: the client may cancel during this call
@@ -228,10 +234,13 @@ class StapsdtServicer:
         check_id(request)
         self._subscribers.find(request.subscription_id, caller)
         ending, is_disarmed = await _end(self._backend, request.subscription_id, caller, self.disarm_seconds)
+        clauses = await self._listing.soon(
+            caller.rights.client, subscription_messages.clause_accounts(ending.subscription)
+        )
         return pb.UnsubscribeResponse(
             account=subscription_messages.account(ending.subscription.account()),
             still_disarming=not is_disarmed,
-            clauses=subscription_messages.clause_accounts(ending.subscription),
+            clauses=clauses,
         )
 
     async def ListSubscriptions(  # noqa: N802
@@ -242,14 +251,12 @@ class StapsdtServicer:
         caller.log(logging.DEBUG, "allowed")
         subscriptions = await self._backend.control.run(self._backend.subscriptions.all)
         usable = [each for each in subscriptions if caller.rights.may_use(each[0])]
-        return await self._listing.serialize(
+        return await self._listing.soon(
             caller.rights.client,
-            usable,
-            lambda some: pb.ListSubscriptionsResponse(
-                subscriptions=[
-                    subscription_messages.subscription(each, streaming=streaming, lease_left_seconds=lease_left)
-                    for each, streaming, lease_left in some
-                ]
+            serialized(
+                pb.ListSubscriptionsResponse.SUBSCRIPTIONS_FIELD_NUMBER,
+                usable,
+                lambda each: subscription_messages.subscription(each[0], streaming=each[1], lease_left_seconds=each[2]),
             ),
         )
 

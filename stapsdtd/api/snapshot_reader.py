@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.aggregate.table import Table
 from stapsdtd.api import snapshots, subscription_messages
-from stapsdtd.api.stream import ClauseReader
+from stapsdtd.api.stream import ClauseReader, StreamTurns
 from stapsdtd.capture.engine import SubscriptionKey
 from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 Collect = Callable[[SubscriptionKey], Future[int]]
-TakeTurns = Callable[[Generator[None, None, list[bytes]]], Awaitable[list[bytes]]]
 
 _COLLECT_SECONDS = 1.0
 _HUNG_SECONDS = 10.0
@@ -35,21 +34,19 @@ class SnapshotReader(ClauseReader):
         table: Table,
         aggregation: Aggregation,
         collect: Collect,
-        take_turns: TakeTurns,
+        turns: StreamTurns,
         *,
         from_number: int | None,
         wall_clock: WallClock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """from_number: of the first snapshot that the client lacks. collect: see `Engine.collect`. take_turns:
-        makes snapshots, beside what others want made.
-        """
+        """from_number: of the first snapshot that the client lacks. collect: see `Engine.collect`."""
         super().__init__(clause)
         self._table = table
         self._aggregation = aggregation
         self._next_number = table.last.number + 1 if from_number is None else from_number
         self._collect = collect
-        self._take_turns = take_turns
+        self._turns = turns
         self._wall_clock = wall_clock
         self._clock = clock
         # until when what fired is there; 0 if that is not known yet
@@ -65,7 +62,7 @@ class SnapshotReader(ClauseReader):
         is_due = self.due is not None and self._clock() >= self.due and self._collected_ns > 0
         is_last = is_ended and not self._table.last.is_final
         begin = self._clock()
-        for message in await self._take_turns(self._unsent(is_taken=is_due or is_last, is_final=is_last)):
+        for message in await self._turns.messages(self._unsent(is_taken=is_due or is_last, is_final=is_last)):
             yield message
         if self.due is not None and is_due:
             now = self._clock()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 
-from stapsdtd.api import subscription_messages
+from stapsdtd.api import subscription_messages, wire
+from stapsdtd.api.parts import one_of_many
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.runtime.wall_clock import ClockChange
 from stapsdtd.sessions.clause import Clause
-from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 
@@ -24,6 +26,17 @@ class TakenOverError(StapsdtdError):
 
     def __init__(self) -> None:
         super().__init__("another stream of this subscription took over")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTurns:
+    """Makes messages in steps, beside what others want made.
+
+    messages: what is always much. soon: what may be little and is made at once then, see `Listing.soon`.
+    """
+
+    messages: Callable[[Generator[None, None, list[bytes]]], Awaitable[list[bytes]]]
+    soon: Callable[[Generator[None, None, bytes]], Awaitable[bytes]]
 
 
 class ClauseReader(ABC):
@@ -65,12 +78,14 @@ class SubscriptionStream:
         self,
         subscription: Subscription,
         readers: Sequence[ClauseReader],
+        turns: StreamTurns,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """readers: of the subscription's clauses."""
         self.subscription = subscription
         self._readers = readers
+        self._turns = turns
         self._clock = clock
         self._clock_told_ns = subscription.created_monotonic_ns
         self._woken = asyncio.Event()
@@ -105,7 +120,7 @@ class SubscriptionStream:
                 if self._stopped is not None:
                     raise self._stopped
                 if end is not None:
-                    yield pb.StreamResponse(end=subscription_messages.end(end, self.subscription)).SerializeToString()
+                    yield await self._turns.soon(self._end(end))
                     return
                 await self._wait()
         finally:
@@ -118,17 +133,24 @@ class SubscriptionStream:
         while has_more:
             has_more = False
             statuses, changes = self.subscription.new_statuses(), self._new_clock_changes()
-            if statuses or changes:
-                status = pb.Status(
-                    sites=subscription_messages.site_statuses(self.subscription, statuses),
-                    clock_changes=subscription_messages.clock_changes(changes),
-                )
+            if changes:
+                status = pb.Status(clock_changes=subscription_messages.clock_changes(changes))
                 yield pb.StreamResponse(status=status).SerializeToString()
+            told = iter(statuses)
+            while sites := await self._turns.soon(one_of_many(pb.Status.SITES_FIELD_NUMBER, told, self._site_status)):
+                yield wire.delimited(pb.StreamResponse.STATUS_FIELD_NUMBER, sites)
             for reader in self._readers:
                 async with aclosing(reader.new_messages(is_ended=is_ended)) as messages:
                     async for message in messages:
                         has_more = True
                         yield message + reader.suffix if reader.suffix else message
+
+    def _site_status(self, status: SiteStatus) -> pb.SiteStatus:
+        return subscription_messages.site_status(self.subscription, status)
+
+    def _end(self, reason: EndReason) -> Generator[None, None, bytes]:
+        end = yield from subscription_messages.end(reason, self.subscription)
+        return pb.StreamResponse(end=end).SerializeToString()
 
     def _new_clock_changes(self) -> list[ClockChange]:
         """Return those that this stream has not told of."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stapsdtd.api.event_reader import EventReader
-from stapsdtd.api.snapshot_reader import Collect, SnapshotReader, TakeTurns
-from stapsdtd.api.stream import ClauseReader, SubscriptionStream
+from stapsdtd.api.snapshot_reader import Collect, SnapshotReader
+from stapsdtd.api.stream import ClauseReader, StreamTurns, SubscriptionStream
 from stapsdtd.config.request_limits import MAX_CLAUSES, check_count
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.sessions.clause import Clause
@@ -31,10 +31,9 @@ def check_stream(request: pb.StreamRequest) -> None:
 
 
 def stream_of(
-    subscription: Subscription, request: pb.StreamRequest, collect: Collect, take_turns: TakeTurns
+    subscription: Subscription, request: pb.StreamRequest, collect: Collect, turns: StreamTurns
 ) -> SubscriptionStream:
-    """Return a stream of what the subscription delivers: events or snapshots. collect, take_turns: see
-    `SnapshotReader`.
+    """Return a stream of what the subscription delivers: events or snapshots. collect: see `SnapshotReader`.
 
     Raises InvalidArgumentError.
     """
@@ -50,15 +49,15 @@ def stream_of(
     def reader_of(clause: Clause) -> ClauseReader:
         first, aggregation = positions.get(clause.spec.tag), clause.spec.aggregation
         if aggregation is None or clause.table is None:
-            return EventReader(clause, request.encoding, first, wall_clock=subscription.wall_clock)
+            return EventReader(clause, request.encoding, first, turns, wall_clock=subscription.wall_clock)
         return SnapshotReader(
             clause,
             clause.table,
             aggregation,
             collect,
-            take_turns,
+            turns,
             from_number=first,
             wall_clock=subscription.wall_clock,
         )
 
-    return SubscriptionStream(subscription, [reader_of(clause) for clause in subscription.clauses])
+    return SubscriptionStream(subscription, [reader_of(clause) for clause in subscription.clauses], turns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cache
 
 from stapsdtd.aggregate.aggregation import KeyValue
@@ -13,6 +13,7 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.columns import CUT
 from stapsdtd.model import BuiltIn, Site, StartArgument
 from stapsdtd.query.text import text_of
+from stapsdtd.runtime.slices import Turn
 from stapsdtd.runtime.wall_clock import ClockChange, WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.fields import ComputedField, Delivered
@@ -47,11 +48,7 @@ LOSS_STAGES = {
 }
 
 
-def site_statuses(subscription: Subscription, statuses: Iterable[SiteStatus]) -> list[pb.SiteStatus]:
-    return [_site_status(status, subscription.clauses[status.clause].spec.tag) for status in statuses]
-
-
-def _site_status(status: SiteStatus, tag: str) -> pb.SiteStatus:
+def site_status(subscription: Subscription, status: SiteStatus) -> pb.SiteStatus:
     return pb.SiteStatus(
         state=_STATES[status.state],
         site_id=status.site_id,
@@ -61,7 +58,7 @@ def _site_status(status: SiteStatus, tag: str) -> pb.SiteStatus:
         offset=status.site.site_offset,
         reason=status.reason,
         armed_after_ns=status.armed_after_ns,
-        tag=tag,
+        tag=subscription.clauses[status.clause].spec.tag,
         function=status.site.function or "",
     )
 
@@ -111,12 +108,18 @@ def account(account: Account) -> pb.Account:
     )
 
 
-def clause_accounts(subscription: Subscription) -> list[pb.ClauseAccount]:
+def clause_accounts(subscription: Subscription) -> Generator[None, None, list[pb.ClauseAccount]]:
+    """Return, in steps, the account of each clause with the spans that are open."""
     clock = subscription.wall_clock
-    return [
-        pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account()), open=open_spans(clause, clock))
-        for clause in subscription.clauses
-    ]
+    accounts = []
+    turn = Turn()
+    for clause in subscription.clauses:
+        spans = open_spans(clause, clock)
+        accounts.append(pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account()), open=spans))
+        if turn.is_over:
+            yield
+            turn.begin()
+    return accounts
 
 
 def open_spans(clause: Clause, wall_clock: WallClock) -> pb.OpenSpans | None:
@@ -167,20 +170,19 @@ def _value(value: KeyValue, *, is_raw: bool = False) -> pb.Value:
             return pb.Value(unsigned=value)
 
 
-def end(reason: EndReason, subscription: Subscription) -> pb.End:
-    return pb.End(
-        reason=_END_REASONS[reason],
-        account=account(subscription.account()),
-        clauses=clause_accounts(subscription),
-    )
+def end(reason: EndReason, subscription: Subscription) -> Generator[None, None, pb.End]:
+    """Tell, in steps, that a subscription has ended."""
+    clauses = yield from clause_accounts(subscription)
+    return pb.End(reason=_END_REASONS[reason], account=account(subscription.account()), clauses=clauses)
 
 
 def subscription(subscription: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
-    scope, clauses = asdict(subscription.spec.scope), subscription.clauses
+    scope, clauses = subscription.spec.scope, subscription.clauses
+    values = {each.name: getattr(scope, each.name) for each in fields(scope)}
     return pb.Subscription(
         subscription_id=subscription.id,
         selectors=[selector.text for selector in subscription.spec.selectors],
-        scope=pb.Scope(**scope | {name: sorted(scope[name]) for name in ("pids", "exclude_pids")}),
+        scope=pb.Scope(**values | {name: sorted(values[name]) for name in ("pids", "exclude_pids")}),
         where=clauses[0].spec.where if len(clauses) == 1 else "",
         created_ns=subscription.created_ns,
         streaming=streaming,
@@ -199,18 +201,14 @@ def subscription(subscription: Subscription, *, streaming: bool, lease_left_seco
     )
 
 
-def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
-    """Describe each site on its own, since sites of one probe may differ in their arguments."""
-    message = pb.Descriptions()
-    for site_id, known_site in sites.items():
-        site = known_site.capture.site
-        probe_message = site_of_probe(known_site.object, site)
-        probe_message.sites[0].site_id = site_id
-        captures = (
-            _captured(value, known_site.why_missing(position)) for position, value in enumerate(known_site.delivered)
-        )
-        message.probes.append(pb.Description(probe=probe_message, captures=captures))
-    return message
+def description(site_id: int, known_site: KnownSite) -> pb.Description:
+    """Describe a site on its own, since sites of one probe may differ in their arguments."""
+    probe = site_of_probe(known_site.object, known_site.capture.site)
+    probe.sites[0].site_id = site_id
+    captures = (
+        _captured(value, known_site.why_missing(position)) for position, value in enumerate(known_site.delivered)
+    )
+    return pb.Description(probe=probe, captures=captures)
 
 
 def _captured(capture: Delivered, missing: str) -> pb.CapturedArgument:

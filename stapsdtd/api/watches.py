@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 from functools import partial
 
-from stapsdtd.api import convert
+from stapsdtd.api import wire
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
@@ -26,6 +27,7 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
 _VISIBILITY_SECONDS = 0.5
 """How often a restricted watch checks which processes it may show."""
+_FEW_SITES = 4096
 
 
 class Watches:
@@ -56,7 +58,7 @@ class Watches:
 
     async def messages(
         self, caller: Caller, selectors: tuple[Selector, ...], pids: frozenset[int], members: Members | None
-    ) -> AsyncGenerator[pb.WatchProbesResponse]:
+    ) -> AsyncGenerator[bytes]:
         """Yield the probes that match, then changes. Raises the error that stopped the watch."""
         visible = await self._listing.visible_pids(caller.rights.list, members)
         view = ProbeView(selectors, pids)
@@ -65,21 +67,35 @@ class Watches:
         # the policy may have changed before apply() could see this watch
         watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
 
-        async def changed(objects: Iterable[MappedObject]) -> list[tuple[bool, Probe]]:
-            return await self._listing.in_turns(watch.caller.rights.client, view.update(objects))
+        async def changed(objects: Iterable[MappedObject]) -> AsyncGenerator[tuple[bool, Probe]]:
+            for some in _few(objects):
+                for change in await self._listing.in_turns(watch.caller.rights.client, view.update(some)):
+                    yield change
+
+        async def told(
+            change: pb.WatchProbesResponse.Change.ValueType, probe: Probe, limiter: ListingLimiter
+        ) -> bytes | None:
+            encoded = await self._listing.soon(watch.caller.rights.client, self._listing.encoded(probe, limiter))
+            if encoded is None:
+                return None
+            return _change(change) + wire.delimited(pb.WatchProbesResponse.PROBE_FIELD_NUMBER, encoded)
 
         async with self._calls.cleanup(watch.end):
             try:
                 present = await self._backend.control.run(partial(watch.begin, visible))
-                for probe in ListingLimiter().of(probe for _, probe in await changed(present)):
-                    yield self._change(_ADDED, probe)
-                yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
+                limiter = ListingLimiter()
+                async with aclosing(changed(present)) as probes:
+                    async for _, probe in probes:
+                        if message := await told(_ADDED, probe, limiter):
+                            yield message
+                yield _change(pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
                 while True:
                     is_looking = visible is not None or watch.is_behind
                     objects = await watch.next(_VISIBILITY_SECONDS if is_looking else None)
-                    for added, probe in await changed(objects):
-                        for limited in ListingLimiter().of([probe]):
-                            yield self._change(_ADDED if added else _REMOVED, limited)
+                    async with aclosing(changed(objects)) as probes:
+                        async for added, probe in probes:
+                            if message := await told(_ADDED if added else _REMOVED, probe, ListingLimiter()):
+                                yield message
                     while self._backend.gate.shares.seconds_to_wait(watch.caller.peer.client):
                         await self._backend.gate.pause(watch.caller)
                     before, visible = visible, await self._listing.visible_pids(watch.caller.rights.list, members)
@@ -88,5 +104,20 @@ class Watches:
             finally:
                 self._open.discard(watch)
 
-    def _change(self, change: pb.WatchProbesResponse.Change.ValueType, probe: Probe) -> pb.WatchProbesResponse:
-        return pb.WatchProbesResponse(change=change, probe=convert.probe(probe, self._backend.nops))
+
+def _few(objects: Iterable[MappedObject]) -> Iterator[list[MappedObject]]:
+    """Divide objects so that what is to be told of some takes little memory, also if the client does not read it."""
+    some: list[MappedObject] = []
+    sites = 0
+    for each in objects:
+        some.append(each)
+        sites += len(each.object.parsed.sites)
+        if sites >= _FEW_SITES:
+            yield some
+            some, sites = [], 0
+    if some:
+        yield some
+
+
+def _change(change: pb.WatchProbesResponse.Change.ValueType) -> bytes:
+    return pb.WatchProbesResponse(change=change).SerializeToString()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 
 from stapsdtd.model import ObjectKey, Probe, Site
+from stapsdtd.runtime.slices import Turn
 
 MAX_PER_OBJECT = 60_000
 """Sites and arguments together, about 100 bytes each; longer names, and the numbers of many processes, count as more.
@@ -26,18 +27,21 @@ class ListingLimiter:
         self._listed: Counter[ObjectKey] = Counter()
         self.left_out = 0
 
-    def of(self, probes: Iterable[Probe]) -> Iterator[Probe]:
-        for probe in probes:
-            more = (len(probe.provider) + len(probe.name) + _PID_BYTES * len(probe.pids)) // _BYTES
-            sites = []
-            for site in probe.sites:
-                if self._fits(probe.object.key, site, more):
-                    sites.append(site)
-                    # a probe has its names and processes once
-                    more = 0
-            self.left_out += len(probe.sites) - len(sites)
-            if sites:
-                yield replace(probe, sites=tuple(sites))
+    def trimmed(self, probe: Probe) -> Generator[None, None, Probe | None]:
+        """Return, in steps, a probe with the sites that fit; None if none does."""
+        more = (len(probe.provider) + len(probe.name) + _PID_BYTES * len(probe.pids)) // _BYTES
+        sites = []
+        turn = Turn()
+        for site in probe.sites:
+            if self._fits(probe.object.key, site, more):
+                sites.append(site)
+                # a probe has its names and processes once
+                more = 0
+            if turn.is_over:
+                yield
+                turn.begin()
+        self.left_out += len(probe.sites) - len(sites)
+        return replace(probe, sites=tuple(sites)) if sites else None
 
     def _fits(self, key: ObjectKey, site: Site, more: int) -> bool:
         weight = 1 + len(site.arguments) + len(site.function or "") // _BYTES + more

@@ -76,6 +76,11 @@ class SelectorSet:
         return self._literal_providers is None or any(normalized(each) in self._literal_providers for each in providers)
 
     @property
+    def names_processes(self) -> bool:
+        """Whether what is chosen depends on which processes map an object."""
+        return any(each.provider_of_pid for each in self._selectors)
+
+    @property
     def effort(self) -> int:
         """How much it takes to match a site, compared with looking it up."""
         return 1 + sum(each.effort for each in (self._providers, self._providers_of_pid, self._functions, self._names))

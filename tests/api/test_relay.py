@@ -36,6 +36,7 @@ from stapsdtd.api.server import Server
 from stapsdtd.client import Client, ServerUnavailableError
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.errors import AccessDeniedError
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.runtime.line_limiter import LineLimiter
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscription import EndReason
@@ -602,7 +603,7 @@ def test_who_reads_too_slowly_is_told_what_is_lost_and_why_it_ends(server: Serve
         account = subscription.account()
         assert account.lost_queue > 300_000
         assert account.delivered + account.lost_queue == 60 * len(EVENTS)
-        end = pb.StreamResponse(end=subscription_messages.end(EndReason.SERVER_STOPPING, subscription))
+        end = pb.StreamResponse(end=finish(subscription_messages.end(EndReason.SERVER_STOPPING, subscription)))
         assert last.endswith(end.SerializeToString())
 
 

@@ -6,24 +6,25 @@ import asyncio
 import errno
 import gc
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 import pytest
 
 from stapsdtd.api.event_reader import EventReader
-from stapsdtd.api.stream import SubscriptionStream, TakenOverError
+from stapsdtd.api.stream import StreamTurns, SubscriptionStream, TakenOverError
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.model import Object, Unavailable
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
@@ -33,6 +34,7 @@ from tests.support import wait_for
 from tests.unit.samples import argument, batch, signed, site, strings, unsigned
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 ARMED, DISARMED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_DISARMED
 
 
@@ -457,6 +459,18 @@ class TestObjectsThatComeAndGo:
     def statuses(self, call: Any) -> list[tuple[str, int]]:
         return [(status.name, status.state) for status in next(call).status.sites]
 
+    def test_many_statuses_come_in_messages_that_clients_take(self, server: Served, pids: list[int]) -> None:
+        call = server.stream(server.subscribe("app:b*").subscription_id)
+        path = "/" + "d" * 4000
+        server.map(pids[0], server.file_object(*(site(f"b{number}", 1 + number) for number in range(1000)), path=path))
+        told: list[str] = []
+        while len(told) < 1000:
+            message = next(call)
+            assert message.ByteSize() < 1 << 20
+            told += [status.name for status in message.status.sites]
+        assert told == [f"b{number}" for number in range(1000)]
+        call.cancel()
+
     def test_later_object_is_armed_and_told(self, server: Served, pids: list[int]) -> None:
         call = server.stream(server.subscribe("app:b", "app:a").subscription_id)
         server.map(pids[0], server.file_object(site("a"), site("b", 2), site("c", 3)))
@@ -587,10 +601,14 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
     spec = SubscriptionSpec((ClauseSpec((parse("app:*"),)),), Scope(), 30, 1 << 20, 64)
     subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None)
     subscription.clauses[0].sink.deliver(batch([1, 2]))
-    reader = EventReader(
-        subscription.clauses[0], pb.StreamRequest.ENCODING_ROWS, None, wall_clock=subscription.wall_clock
-    )
-    stream = SubscriptionStream(subscription, [reader])
+
+    async def at_once(steps: Generator[None, None, T]) -> T:
+        return finish(steps)
+
+    turns = StreamTurns(at_once, at_once)
+    encoding, wall_clock = pb.StreamRequest.ENCODING_ROWS, subscription.wall_clock
+    reader = EventReader(subscription.clauses[0], encoding, None, turns, wall_clock=wall_clock)
+    stream = SubscriptionStream(subscription, [reader], turns)
 
     async def read() -> None:
         messages = stream.messages()

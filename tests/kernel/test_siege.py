@@ -24,7 +24,8 @@ SHORT = [
     "shared_file", "subscription_churn", "watches_with_changes", "memfds", "forks", "many_pids", "provider_socket",
     "many_sites", "many_sites_of_process", "many_sites_of_file", "many_sites_filtered", "files_churn",
     "list_everything", "large_aggregations", "slow_readers_of_counts", "idle_crowd", "renames", "passing_many_mappers",
-    "mapping_bursts", "mapped_often", "unread_lists",
+    "mapping_bursts", "mapped_often", "unread_lists", "descriptions", "list_one_probe", "watch_one_probe", "statuses",
+    "list_wide_subscriptions",
 ]  # fmt: skip
 """One or more of each kind; the others are of the same kinds, and `./dev siege` takes all of them."""
 

@@ -176,7 +176,10 @@ class Arena:
     def map(self, path: Path) -> None:
         """Map a file executable, in this process, until the end of the attack."""
         with open(path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+            self.keep(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC))
+
+    def keep(self, mapping: mmap.mmap) -> None:
+        """Keep a mapping until the end of the attack."""
         self._mappings.append(mapping)
         self.done["mapped"] += 1
 

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.siege import catalogue, costly, crowds, frames, hits, processes, sessions
+from tests.siege import answers, catalogue, costly, crowds, frames, hits, processes, sessions
 from tests.siege.arena import Arena, Ground
 
 ATTACKS: Mapping[str, Callable[[Arena], None]] = {
@@ -28,6 +28,7 @@ ATTACKS: Mapping[str, Callable[[Arena], None]] = {
     **sessions.ATTACKS,
     **processes.ATTACKS,
     **crowds.ATTACKS,
+    **answers.ATTACKS,
 }
 
 _LIMITS = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stapsdtd.api import columns, rows
-from stapsdtd.api.subscription_messages import descriptions
+from stapsdtd.api.subscription_messages import description
 from stapsdtd.client import CutText, DescribedSite, Event, ProtocolError
 from stapsdtd.client.decode import described_sites
 from stapsdtd.client.events import event_batch
@@ -176,7 +176,7 @@ def test_a_message_is_no_larger_than_a_client_takes() -> None:
 
 
 def _described(site_ids: Iterable[int]) -> dict[int, DescribedSite]:
-    sites = descriptions(dict.fromkeys(site_ids, _KNOWN))
+    sites = pb.Descriptions(probes=[description(site_id, _KNOWN) for site_id in site_ids])
     return {each.site.site_id: each for each in described_sites(sites, "")}
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.model import Probe
+from stapsdtd.runtime.fair_thread import finish
 from tests.unit.samples import argument, key, sample_object, site
 
 
@@ -11,12 +12,13 @@ def probe(inode: int, sites: int, arguments: int = 1) -> Probe:
 
 
 def sizes(bounded: ListingLimiter, *probes: Probe) -> list[int]:
-    return [len(each.sites) for each in bounded.of(probes)]
+    shown = (finish(bounded.trimmed(each)) for each in probes)
+    return [len(each.sites) for each in shown if each]
 
 
 def test_what_is_small_is_told_whole() -> None:
     bounded, probes = ListingLimiter(), [probe(1, 3), probe(2, 500, 0)]
-    assert list(bounded.of(probes)) == probes
+    assert [finish(bounded.trimmed(each)) for each in probes] == probes
     assert bounded.left_out == 0
 
 

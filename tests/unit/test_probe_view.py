@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 from stapsdtd.catalog.probe_view import ProbeView
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selectors import parse
@@ -51,3 +54,30 @@ def test_objects_do_not_mix() -> None:
     assert changed(view, 1, found=other) == [(True, "a")]
     assert changed(view, found=FOUND) == [(False, "a"), (False, "b")]
     assert changed(view, found=other) == [(False, "a")]
+
+
+def test_pids_of_selectors_count() -> None:
+    view = visible("app7:::a")
+    assert changed(view, 1) == []
+    assert changed(view, 1, 7) == [(True, "a")]
+    assert changed(view, 1) == [(False, "a")]
+
+
+def test_path_of_an_object_may_change() -> None:
+    view = visible("app:/usr/bin/app::a")
+    moved = replace(FOUND, path="/usr/bin/other")
+    assert changed(view, 1) == [(True, "a")]
+    assert changed(view, 1, found=moved) == [(False, "a")]
+    assert changed(view, 1) == [(True, "a")]
+
+
+def test_a_view_takes_little_memory() -> None:
+    many = sample_object(*(site(f"p{number}", 1 + number) for number in range(20_000)))
+    view = visible()
+    tracemalloc.start()
+    try:
+        assert len(changed(view, 1, found=many)) == 20_000
+        assert tracemalloc.get_traced_memory()[0] < 20_000 * 50
+    finally:
+        tracemalloc.stop()
+    assert len(changed(view, found=many)) == 20_000
