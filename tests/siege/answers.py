@@ -19,6 +19,7 @@ _SITES, _ARGUMENTS, _CAPTURES = 5_000, 10, 32
 _ALIKE = 30_000
 _CLAUSES, _SUBSCRIPTIONS = 32, 16
 _PIDS = 4096
+_PROCESSES = 400
 _RETURN = b"\xc3"
 _Function = pb.AggregateFunction.Function
 
@@ -185,6 +186,23 @@ def _late_open_spans(arena: Arena) -> None:
     _read_all(arena, pb.SubscribeRequest(clauses=clauses))
 
 
+def _waiting_processes(arena: Arena) -> None:
+    """Starts of as many processes as there may be wait in as many clauses, where the daemon pairs."""
+    span = pb.Span(start_selectors=["raid:number"])
+    where = 'str(arg0) ~ "*a*b*" || arg1 >= 0'
+    clauses = [pb.Clause(tag=str(n), selectors=["raid:absent"], where=where, span=span) for n in range(_CLAUSES)]
+    with arena.stub() as stub:
+        idents = _wide_subscriptions(arena, pb.SubscribeRequest(clauses=clauses, lease_seconds=60), stub)
+        for _ in range(_PROCESSES):
+            arena.raid(10, hits=1)
+        arena.done["processes"] += _PROCESSES
+        arena.rest()
+        for ident in idents:
+            unsubscribe = pb.UnsubscribeRequest(subscription_id=ident)
+            answer = arena.call("unsubscribed", partial(stub.Unsubscribe, unsubscribe, timeout=10))
+            arena.done["open"] += answer.account.spans.open if answer else 0
+
+
 def _read_statuses(arena: Arena, stub: StapsdtServiceStub, request: pb.StreamRequest) -> None:
     stream = stub.Stream(request, timeout=1)
     arena.done["statuses"] += len(next(iter(stream)).status.sites)
@@ -226,4 +244,5 @@ ATTACKS: Mapping[str, Callable[[Arena], None]] = {
     "open_spans": _open_spans,
     "late_open_spans": _late_open_spans,
     "statuses": _statuses,
+    "waiting_processes": _waiting_processes,
 }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -373,3 +374,36 @@ def test_ranges_are_a_set(steps: list[tuple[bool, int, int]]) -> None:
             assert ranges.remove(first, first + length) == len(numbers & expected)
             expected -= numbers
         assert ranges.count == len(expected)
+
+
+def test_ranges_take_a_bounded_memory() -> None:
+    ranges = SeqRanges(most_runs=3)
+    for number in range(0, 20, 2):
+        assert ranges.add(number, number + 1) == 1
+    assert ranges.count == 10
+    # the runs of 14, 16 and 18 are known
+    assert ranges.remove(14, 17) == 2
+    assert ranges.add(13, 20) == 6
+    assert ranges.count == 14
+    # of those before, only how many there are
+    assert ranges.add(0, 13) == 0
+    assert ranges.remove(0, 13) == 0
+    assert ranges.count == 14
+
+
+def test_client_that_reads_now_and_then_takes_a_bounded_memory() -> None:
+    """Each time, what it did not come to read is lost, and what it reads is not."""
+    log = EventLog(1, lambda: None)
+    tracemalloc.start()
+    try:
+        for time_ns in range(0, 20_000, 2):
+            log.append(batch([time_ns]))
+            log.append(batch([time_ns + 1]))
+            entry = log.read(None)
+            assert entry is not None
+            log.handed_out(entry, entry.next_seq)
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+    counts = log.counts()
+    assert (counts.received, counts.delivered, counts.lost) == (20_000, 10_000, 10_000)
