@@ -10,6 +10,7 @@ from dataclasses import replace
 from stapsdtd.api import columns, rows, subscription_messages, wire
 from stapsdtd.api.parts import one_of_many
 from stapsdtd.api.stream import ClauseReader, StreamTurns
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.runtime.wall_clock import WallClock
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.log import Entry
@@ -96,7 +97,7 @@ class _OpenReporter:
 
     def new(self) -> pb.OpenSpans | None:
         """Return those that have not been told of; None if there are none."""
-        spans = self._clause.open_spans()
+        spans = finish(self._clause.open_spans())
         begun_by = time.monotonic_ns() - self._report_ns
         late = {span for span in spans.oldest if span.begin_ns <= begun_by}
         new = sorted(late - self._told, key=lambda span: span.begin_ns)

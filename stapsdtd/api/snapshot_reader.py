@@ -82,7 +82,7 @@ class SnapshotReader(ClauseReader):
             return []
         self._next_number = unsent[-1].number + 1
         messages = []
-        waiting = subscription_messages.open_spans(self._clause, self._wall_clock)
+        waiting = yield from subscription_messages.open_spans(self._clause, self._wall_clock)
         for snapshot in unsent:
             account = subscription_messages.account(self._clause.account(snapshot))
             # of earlier ones, which a stream did not come to send, it is not known any more

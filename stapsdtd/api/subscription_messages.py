@@ -114,7 +114,7 @@ def clause_accounts(subscription: Subscription) -> Generator[None, None, list[pb
     accounts = []
     turn = Turn()
     for clause in subscription.clauses:
-        spans = open_spans(clause, clock)
+        spans = yield from open_spans(clause, clock)
         accounts.append(pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account()), open=spans))
         if turn.is_over:
             yield
@@ -122,9 +122,9 @@ def clause_accounts(subscription: Subscription) -> Generator[None, None, list[pb
     return accounts
 
 
-def open_spans(clause: Clause, wall_clock: WallClock) -> pb.OpenSpans | None:
-    """Return the starts of a clause that wait for their ends; None if there are none."""
-    return encoded_spans(clause, clause.open_spans(), wall_clock)
+def open_spans(clause: Clause, wall_clock: WallClock) -> Generator[None, None, pb.OpenSpans | None]:
+    """Return, in steps, the starts of a clause that wait for their ends; None if there are none."""
+    return encoded_spans(clause, (yield from clause.open_spans()), wall_clock)
 
 
 def encoded_spans(clause: Clause, spans: OpenSpans, wall_clock: WallClock) -> pb.OpenSpans | None:

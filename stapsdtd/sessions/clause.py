@@ -28,7 +28,7 @@ from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.sink import Account, EventFilter, EventSink
 from stapsdtd.sessions.site_ids import KnownSite, SiteIds
 from stapsdtd.sessions.spec import ClauseSpec
-from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans
+from stapsdtd.spans.span import NO_OPEN_SPANS, OpenSpans, Thread
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -125,15 +125,16 @@ class Clause:
     def forget_unused_sites(self) -> None:
         self.sites.forget_unused(self.log.first_kept)
 
-    def settle_spans(self) -> None:
-        """Count starts without an end to come, once all hits were delivered."""
+    def swept(self, ended: Iterable[Thread], now_ns: int) -> Generator[None, None, None]:
+        """Count starts without an end to come, in steps; see `Pairing.sweep`."""
         if self.pairing is not None:
-            self.sink.spanned(self.pairing.sweep(self.pairing.ended_threads(), time.monotonic_ns()))
+            self.sink.spanned((yield from self.pairing.sweep(ended, now_ns)))
 
-    def open_spans(self) -> OpenSpans:
-        """Return the starts that wait for their ends, or that did when the engine closed the clause."""
-        if self.pairing is not None:
-            return self.pairing.open_spans()
+    def open_spans(self) -> Generator[None, None, OpenSpans]:
+        """Return, in steps, the starts that wait for their ends, or that did when the engine closed the clause."""
+        return self._open_of_engine() if self.pairing is None else (yield from self.pairing.open_spans())
+
+    def _open_of_engine(self) -> OpenSpans:
         if self.spec.span is None or self._open_at_end is not None:
             return self._open_at_end or NO_OPEN_SPANS
         try:
@@ -144,7 +145,9 @@ class Clause:
 
     def close(self) -> None:
         """Keep what the engine knows only until it closes the clause."""
-        self._open_at_end, self.closed_ns = self.open_spans(), time.monotonic_ns()
+        self.closed_ns = time.monotonic_ns()
+        if self.pairing is None:
+            self._open_at_end = self._open_of_engine()
 
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""

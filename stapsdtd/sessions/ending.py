@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from stapsdtd.sessions.armer import Armer, CallSoon
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.session import Closed
 from stapsdtd.sessions.subscription import EndReason, Subscription
+from stapsdtd.sessions.sweeping import settled_spans
 from stapsdtd.sessions.totals import AccountTotals
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,21 @@ class EndingSubscriptions:
         closed.quiesced.add_done_callback(lambda _: ending.disarmed.set_result(None))
 
     def _end_with(self, subscription: Subscription, reason: EndReason) -> None:
+        self._settle(settled_spans(subscription.clauses), subscription, reason)
+
+    def _settle(self, steps: Generator[None, None, None], subscription: Subscription, reason: EndReason) -> None:
+        """Take a step, and let others have their turns before the next one; end the subscription after the last."""
+        try:
+            next(steps)
+        except StopIteration:
+            self._end(subscription, reason)
+        except Exception:
+            self._end(subscription, reason)
+            raise
+        else:
+            self._loop.call_soon(self._settle, steps, subscription, reason)
+
+    def _end(self, subscription: Subscription, reason: EndReason) -> None:
         subscription.end(reason)
         self._loop.call_later(self._kept_seconds, self._forget, subscription)
 

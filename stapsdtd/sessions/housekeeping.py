@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.sweeping import Sweeping
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Housekeeping:
         foreign: ForeignBounds,
         engine: Engine,
         arming_thread: FairThread,
+        sweeping: Sweeping,
     ) -> None:
         """live: the live subscriptions, by id."""
         self._loop = asyncio.get_running_loop()
@@ -60,6 +61,7 @@ class Housekeeping:
         self._foreign = foreign
         self._engine = engine
         self._arming_thread = arming_thread
+        self._sweeping = sweeping
         self._principal_of: dict[SubscriptionKey, Principal] = {}
         self._closed: list[Subscription] = []
         self._foreign_hits: Future[dict[tuple[SubscriptionKey, ObjectKey], int]] | None = None
@@ -97,6 +99,7 @@ class Housekeeping:
 
     def check_progress(self) -> None:
         """Report what is late, and count hits in processes that clients may not trace."""
+        pairing: dict[str, list[Clause]] = {}
         for live in self._live.values():
             # Subscribe reports what it waits for
             if live.first is None:
@@ -104,27 +107,16 @@ class Housekeeping:
                 for considered in list(live.considered.values()):
                     # its process may have ended before anybody saw what it maps
                     self._armer.reveal_fired(live, considered)
-            for clause in live.subscription.clauses:
-                self._sweep(clause)
+            of_client = pairing.setdefault(live.subscription.client.name, [])
+            of_client += (clause for clause in live.subscription.clauses if clause.pairing is not None)
+        self._sweeping.keep_only(pairing.keys())
+        for client, clauses in pairing.items():
+            if clauses:
+                self._sweeping.begin(client, clauses)
         if self._foreign_hits is None or self._foreign_hits.done():
             self._foreign_hits = self._arming_thread.submit(None, self._engine.foreign_hits, "counting foreign hits")
             closed, self._closed = self._closed, []
             once_done(self._foreign_hits, partial(self._on_foreign_hits, closed))
-
-    def _sweep(self, clause: Clause) -> None:
-        """Remove starts of spans that no end can come for."""
-        pairing = clause.pairing
-        if pairing is None:
-            return
-        ended, now_ns = pairing.ended_threads(), time.monotonic_ns()
-
-        def finish(collected: Future[int]) -> None:
-            if not collected.cancelled() and collected.exception() is None:
-                clause.sink.spanned(pairing.sweep(ended, now_ns))
-
-        if ended or pairing.has_late(now_ns):
-            # the last hits may be on their way
-            clause.settled(self._engine.collect(clause.key)).add_done_callback(finish)
 
     def _on_foreign_hits(
         self, closed: list[Subscription], done: Future[dict[tuple[SubscriptionKey, ObjectKey], int]]

@@ -221,9 +221,10 @@ class Subscription:
         self._notify()
 
     def end(self, reason: EndReason) -> None:
-        """The logs have everything that fired, and the account is final but for what is still to be delivered."""
-        for clause in self.clauses:
-            clause.settle_spans()
+        """The logs have everything that fired, and the account is final but for what is still to be delivered.
+
+        Spans are settled, see `settled_spans`.
+        """
         if fired := self._fired_untold():
             self.changed(fired)
         self._end = reason

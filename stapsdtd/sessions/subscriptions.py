@@ -39,6 +39,7 @@ from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.session import Session
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription
+from stapsdtd.sessions.sweeping import Sweeping
 from stapsdtd.sessions.totals import AccountTotals
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,15 @@ class Subscriptions:
         armer, follower = self.arming.armer, self.arming.follower
         self._ending = EndingSubscriptions(armer, self.totals, self._call_soon, self._on_closed, ended_kept_seconds)
         self.housekeeping = Housekeeping(
-            self._live, registry, watcher, armer, follower, self.arming.foreign, engine, arming_thread
+            self._live,
+            registry,
+            watcher,
+            armer,
+            follower,
+            self.arming.foreign,
+            engine,
+            arming_thread,
+            Sweeping(engine, matching_thread),
         )
 
     def subscribe(

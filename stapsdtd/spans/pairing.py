@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
@@ -20,6 +20,7 @@ _Value = int | float | bytes | None
 _Values = tuple[_Value, ...]
 
 
+_STARTS_PER_TURN = 8192
 _START_BYTES = 512
 """Of Python's objects, about."""
 
@@ -167,43 +168,72 @@ class Pairer:
     def _is_late(self, start: _Start, now_ns: int) -> bool:
         return 0 < self._span.timeout_ns < now_ns - start.time_ns
 
-    def waiting(self) -> set[Thread]:
-        """Return the threads whose end would end spans."""
-        if not self._span.is_of_thread:
-            return set()
-        with self._lock:
-            return {start.thread for starts in self._open.values() for start in starts}
+    def waiting(self) -> Generator[None, None, set[Thread]]:
+        """Return, in steps, the threads whose end would end spans."""
+        threads: set[Thread] = set()
+        if self._span.is_of_thread:
+            for some in self._in_turns():
+                threads.update(start.thread for _, start in some)
+                yield
+        return threads
 
-    def open_spans(self) -> OpenSpans:
+    def _in_turns(self) -> Iterator[list[tuple[_Values, _Start]]]:
+        """Yield the starts that wait, some at a time, so that those who add hits do not wait for the lock."""
+        for keys in self._some_keys():
+            with self._lock:
+                some = [(key, start) for key in keys for start in self._open.get(key, ())]
+            yield some
+
+    def _some_keys(self) -> Iterator[list[_Values]]:
         with self._lock:
-            wanted = [(key, start) for key, starts in self._open.items() for start in starts if start.is_wanted]
-        oldest = nsmallest(MOST_TOLD, wanted, key=lambda each: each[1].time_ns)
+            keys = list(self._open)
+        # each may have as many starts
+        count = max(_STARTS_PER_TURN // self._span.most_waiting, 1)
+        for first in range(0, len(keys), count):
+            yield keys[first : first + count]
+
+    def open_spans(self) -> Generator[None, None, OpenSpans]:
+        """Return, in steps, the starts that wait."""
+        oldest: list[tuple[_Values, _Start]] = []
+        count = 0
+        for some in self._in_turns():
+            wanted = [each for each in some if each[1].is_wanted]
+            count += len(wanted)
+            oldest = nsmallest(MOST_TOLD, oldest + wanted, key=lambda each: each[1].time_ns)
+            yield
         is_thread = self._span.key == (HitField.TID,)
         told = (OpenSpan(start.time_ns, start.thread, () if is_thread else key, start.values) for key, start in oldest)
-        return OpenSpans(tuple(told), len(wanted))
+        return OpenSpans(tuple(told), count)
 
-    def has_late(self, now_ns: int) -> bool:
-        """Report whether a start has waited for too long."""
-        with self._lock:
-            return any(self._is_late(start, now_ns) for starts in self._open.values() for start in starts)
+    def has_late(self, now_ns: int) -> Generator[None, None, bool]:
+        """Report, in steps, whether a start has waited for too long."""
+        for some in self._in_turns() if self._span.timeout_ns else ():
+            if any(self._is_late(start, now_ns) for _, start in some):
+                return True
+            yield
+        return False
 
-    def end_of_threads(self, ended: Iterable[Thread]) -> SpanCounts:
-        """Remove starts of threads that have ended, all of whose hits were added."""
+    def end_of_threads(self, ended: Iterable[Thread]) -> Generator[None, None, SpanCounts]:
+        """Remove, in steps, starts of threads that have ended, all of whose hits were added."""
         threads = set(ended)
-        return SpanCounts(died=self._remove(lambda start: start.thread in threads))
+        died = (yield from self._remove(lambda start: start.thread in threads)) if threads else 0
+        return SpanCounts(died=died)
 
-    def expire(self, now_ns: int) -> SpanCounts:
-        """Remove starts that have waited for too long."""
-        return SpanCounts(timed_out=self._remove(lambda start: self._is_late(start, now_ns)))
+    def expire(self, now_ns: int) -> Generator[None, None, SpanCounts]:
+        """Remove, in steps, starts that have waited for too long."""
+        late = (yield from self._remove(lambda start: self._is_late(start, now_ns))) if self._span.timeout_ns else 0
+        return SpanCounts(timed_out=late)
 
-    def _remove(self, is_over: Callable[[_Start], bool]) -> int:
+    def _remove(self, is_over: Callable[[_Start], bool]) -> Generator[None, None, int]:
         removed = 0
-        with self._lock:
-            for key, starts in list(self._open.items()):
-                over = [start for start in starts if is_over(start)]
-                removed += len(over)
-                if over:
-                    self._drop(key, over)
+        for keys in self._some_keys():
+            with self._lock:
+                for key in keys:
+                    over = [start for start in self._open.get(key, ()) if is_over(start)]
+                    removed += len(over)
+                    if over:
+                        self._drop(key, over)
+            yield
         return removed
 
     def _hits(

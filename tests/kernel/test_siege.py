@@ -25,7 +25,7 @@ SHORT = [
     "many_sites", "many_sites_of_process", "many_sites_of_file", "many_sites_filtered", "files_churn",
     "list_everything", "large_aggregations", "slow_readers_of_counts", "idle_crowd", "renames", "passing_many_mappers",
     "mapping_bursts", "mapped_often", "unread_lists", "descriptions", "list_one_probe", "watch_one_probe", "statuses",
-    "list_wide_subscriptions",
+    "list_wide_subscriptions", "waiting_processes",
 ]  # fmt: skip
 """One or more of each kind; the others are of the same kinds, and `./dev siege` takes all of them."""
 

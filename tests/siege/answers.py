@@ -188,8 +188,8 @@ def _late_open_spans(arena: Arena) -> None:
 
 def _waiting_processes(arena: Arena) -> None:
     """Starts of as many processes as there may be wait in as many clauses, where the daemon pairs."""
-    span = pb.Span(start_selectors=["raid:number"])
-    where = 'str(arg0) ~ "*a*b*" || arg1 >= 0'
+    span = pb.Span(start_selectors=["raid:number"], nested=True)
+    where = f'str(arg0) ~ "*{"?" * 245}b"'
     clauses = [pb.Clause(tag=str(n), selectors=["raid:absent"], where=where, span=span) for n in range(_CLAUSES)]
     with arena.stub() as stub:
         idents = _wide_subscriptions(arena, pb.SubscribeRequest(clauses=clauses, lease_seconds=60), stub)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.events.batch import EventBatch, ValueTable, join
 from stapsdtd.events.columns import Numbers, Strings, ValueColumn
+from stapsdtd.kernel import procfs
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.site_ids import KnownSite
+from stapsdtd.sessions.sweeping import EndedThreads
 from stapsdtd.spans.pairing import Pairer
 from stapsdtd.spans.span import OpenSpan, OpenSpans, Span, SpanCounts, Thread
 from tests.unit.samples import argument, sample_object, site, value_list
@@ -225,9 +228,9 @@ def test_hits_of_sites_that_are_forgotten_are_counted() -> None:
 def test_starts_of_threads_that_ended() -> None:
     pairer = Pairer(Span(start_captures=(TEXT,)), ROOM)
     pairer.add(events([Hit(1, 1, 1, tid=4), Hit(1, 1, 2, tid=5)], has_key=False), SITES)
-    assert pairer.waiting() == {Thread(7, 4), Thread(7, 5)}
-    assert pairer.end_of_threads([Thread(7, 5), Thread(8, 4)]) == SpanCounts(died=1)
-    assert pairer.waiting() == {Thread(7, 4)}
+    assert finish(pairer.waiting()) == {Thread(7, 4), Thread(7, 5)}
+    assert finish(pairer.end_of_threads([Thread(7, 5), Thread(8, 4)])) == SpanCounts(died=1)
+    assert finish(pairer.waiting()) == {Thread(7, 4)}
 
 
 def test_what_is_open() -> None:
@@ -236,10 +239,10 @@ def test_what_is_open() -> None:
     wanted = np.array([True, True, False, True, True])
     pairer.add(events(sorted(hits, key=lambda hit: hit.time_ns), has_key=False), SITES, wanted[[1, 3, 0, 2, 4]])
     expected = (OpenSpan(2, Thread(7, 5), (), (b"work 2",)), OpenSpan(5, Thread(7, 4), (), (b"work 5",)))
-    assert pairer.open_spans() == OpenSpans(expected, 2)
+    assert finish(pairer.open_spans()) == OpenSpans(expected, 2)
     by_key = Pairer(Span(key=(KEY,), start_captures=(TEXT,)), ROOM)
     by_key.add(events([Hit(1, number, number) for number in range(1, 151)], has_key=True), SITES)
-    told = by_key.open_spans()
+    told = finish(by_key.open_spans())
     assert (told.count, len(told.oldest)) == (150, 100)
     assert told.oldest[99] == OpenSpan(100, Thread(7, 1), (100,), (b"work 100",))
 
@@ -247,16 +250,16 @@ def test_what_is_open() -> None:
 def test_threads_do_not_matter_to_keys_without_them() -> None:
     pairer = Pairer(Span(key=(KEY,), start_captures=(TEXT,)), ROOM)
     pairer.add(events([Hit(1, 1, 1)], has_key=True), SITES)
-    assert pairer.waiting() == set()
+    assert finish(pairer.waiting()) == set()
 
 
 def test_starts_that_wait_for_too_long() -> None:
     pairer = Pairer(Span(start_captures=(TEXT,), timeout_ns=10), ROOM)
     pairer.add(events([Hit(1, 1, 1, tid=4), Hit(1, 1, 5, tid=5)], has_key=False), SITES)
-    assert not pairer.has_late(11)
-    assert pairer.has_late(12)
-    assert pairer.expire(12) == SpanCounts(timed_out=1)
-    assert pairer.waiting() == {Thread(7, 5)}
+    assert not finish(pairer.has_late(11))
+    assert finish(pairer.has_late(12))
+    assert finish(pairer.expire(12)) == SpanCounts(timed_out=1)
+    assert finish(pairer.waiting()) == {Thread(7, 5)}
 
 
 def test_pairs_of_several_batches_are_in_the_order_of_their_ends() -> None:
@@ -275,7 +278,7 @@ def test_starts_take_no_more_memory_than_they_may() -> None:
         assert first.counts == SpanCounts(starts=10, table_full=7)
         ends = pairer.add(events([Hit(2, 1, 20, tid=tid) for tid in (1, 2)], has_key=False), SITES)
         assert ends.counts == SpanCounts(paired=2)
-        assert pairer.end_of_threads([Thread(7, 3)]) == SpanCounts(died=1)
+        assert finish(pairer.end_of_threads([Thread(7, 3)])) == SpanCounts(died=1)
 
 
 def test_threads_of_very_many_processes_are_looked_at_by_and_by() -> None:
@@ -284,11 +287,45 @@ def test_threads_of_very_many_processes_are_looked_at_by_and_by() -> None:
         lambda ids: {each: KNOWN[each] for each in ids},
         lambda wanted: wanted,
         ROOM,
-        max_looks=2,
     )
     dead = [4_000_001, 4_000_002, 4_000_003]
     hits = events([Hit(1, 1, number + 1, tid=pid) for number, pid in enumerate(dead)], has_key=False)
     spans.add(replace(hits, pid=hits.tid))
-    found = [spans.ended_threads() for _ in range(3)]
+    ended = EndedThreads(max_looks=2)
+    found = [finish(ended.of([spans]))[0] for _ in range(3)]
     assert all(len(each) == 2 for each in found)
     assert {thread.pid for each in found[:2] for thread in each} == set(dead)
+
+
+def test_process_is_looked_at_once_for_all_clauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = list[int]()
+
+    def thread_ids(pid: int) -> list[int]:
+        looked_at.append(pid)
+        return [4]
+
+    monkeypatch.setattr(procfs, "thread_ids", thread_ids)
+    of_clauses = []
+    for _ in range(32):
+        spans = Pairing(
+            Span(start_captures=(TEXT,)), lambda ids: {each: KNOWN[each] for each in ids}, lambda wanted: wanted, ROOM
+        )
+        spans.add(events([Hit(1, 1, 1, tid=4), Hit(1, 1, 2, tid=5)], has_key=False))
+        of_clauses.append(spans)
+    assert finish(EndedThreads().of(of_clauses)) == [{Thread(7, 5)}] * 32
+    assert looked_at == [7]
+
+
+def test_starts_are_looked_through_in_steps() -> None:
+    pairer = Pairer(Span(start_captures=(TEXT,), max_open=100_000, timeout_ns=1), 1 << 30)
+    for first in range(0, 100_000, 10_000):
+        hits = [Hit(1, 1, number + 1, tid=number) for number in range(first, first + 10_000)]
+        pairer.add(events(hits, has_key=False), SITES)
+
+    def steps_of(steps: Generator[None, None, object]) -> int:
+        return sum(1 for _ in steps)
+
+    assert steps_of(pairer.waiting()) > 10
+    assert steps_of(pairer.open_spans()) > 10
+    assert steps_of(pairer.end_of_threads([Thread(7, 1)])) > 10
+    assert steps_of(pairer.expire(1)) > 10
