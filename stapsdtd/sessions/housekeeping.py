@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
 from stapsdtd.capture.engine import Engine, SubscriptionKey
 from stapsdtd.catalog.registry import Registry
-from stapsdtd.model import ObjectKey
+from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.futures import once_done
 from stapsdtd.runtime.logs import fields
+from stapsdtd.runtime.slices import TURN_SECONDS, Turn
 from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.clause import Clause
@@ -34,6 +35,8 @@ _CLEANUP_SECONDS = 2.0
 _IDLE_CLEANUP_SECONDS = 10.0
 """While nobody subscribes, when all that may be left is what the kernel refused to remove."""
 _PROGRESS_SECONDS = 1.0
+_PAUSE_SECONDS = 4 * TURN_SECONDS
+"""Between steps of what may be much and is not urgent."""
 
 
 class Housekeeping:
@@ -66,6 +69,7 @@ class Housekeeping:
         self._closed: list[Subscription] = []
         self._foreign_hits: Future[dict[tuple[SubscriptionKey, ObjectKey], int]] | None = None
         self._cleanup: Future[None] | None = None
+        self._is_looking = False
         self._progress_timer = Timer(_PROGRESS_SECONDS, self._on_progress_timer)
         self._cleanup_timer = Timer(_CLEANUP_SECONDS, self._on_cleanup_timer)
         self._idle_cleanup_timer = Timer(_IDLE_CLEANUP_SECONDS, self._on_cleanup_timer)
@@ -160,17 +164,47 @@ class Housekeeping:
         if self._cleanup is None or self._cleanup.done():
             self._cleanup = self._arming_thread.submit(None, self._engine.retry_cleanup, "cleaning up")
             self._cleanup.add_done_callback(_log_error)
-        volatile = {
-            key: considered.object
-            for live in self._live.values()
-            for key, considered in live.considered.items()
-            if not considered.object.is_kernel and not self._follower.is_host_file(considered.object)
-        }
-        self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
+        if not self._is_looking:
+            self._is_looking = True
+            self._take_step(self._look_for_unmapped())
+
+    def _take_step(self, steps: Generator[None, None, None]) -> None:
+        """Take a step, and the next one after a pause."""
+        try:
+            next(steps)
+        except StopIteration:
+            self._is_looking = False
+        except BaseException:
+            self._is_looking = False
+            raise
+        else:
+            self._loop.call_later(_PAUSE_SECONDS, self._take_step, steps)
+
+    def _look_for_unmapped(self) -> Generator[None, None, None]:
+        """Consider, in steps, objects whose end nobody reports."""
+        volatile: dict[ObjectKey, Object] = {}
+        pids: set[int] = set()
+        turn = Turn()
         for live in list(self._live.values()):
-            self._follower.consider_pending(live)
-            for obj in [obj for key, obj in volatile.items() if key in live.considered]:
-                self._follower.consider(live, obj)
+            for key, considered in list(live.considered.items()):
+                obj = considered.object
+                if key not in volatile and not obj.is_kernel and not self._follower.is_host_file(obj):
+                    volatile[key] = obj
+                    pids.update(self._registry.mappings(key))
+                if turn.is_over:
+                    yield
+                    turn.begin()
+        self._watcher.look_at(pids)
+        for ident, live in list(self._live.items()):
+            if ident in self._live:
+                self._follower.consider_pending(live)
+            for key, obj in volatile.items():
+                # it may have ended meanwhile
+                if key in live.considered and ident in self._live:
+                    self._follower.consider(live, obj)
+                if turn.is_over:
+                    yield
+                    turn.begin()
 
 
 def _log_error(done: Future[_T]) -> None:

@@ -12,14 +12,13 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 
 from stapsdtd.capture.engine import Engine
 from stapsdtd.kernel import procfs
 from stapsdtd.runtime.fair_thread import FairThread, Queue
-from stapsdtd.runtime.futures import once_done
+from stapsdtd.runtime.futures import finished, once_done
 from stapsdtd.runtime.logs import fields
 from stapsdtd.runtime.slices import Turn
 from stapsdtd.sessions.clause import Clause
@@ -103,11 +102,7 @@ class Sweeping:
         ended, running = self._of_clients.get(client, (EndedThreads(), None))
         if running is not None and not running.done():
             return
-        with suppress(RuntimeError):
-            # the thread does not stop
-            running = self._thread.take_turns(Queue(client), self._sweep(client, ended, clauses), f"spans of {client}")
-            running.add_done_callback(partial(_log_error, client))
-            self._of_clients[client] = ended, running
+        self._of_clients[client] = ended, self._take_turns(client, self._sweep(client, ended, clauses))
 
     def keep_only(self, clients: AbstractSet[str]) -> None:
         """Forget the other clients."""
@@ -128,12 +123,18 @@ class Sweeping:
     def _once_settled(self, client: str, settled: Future[int], steps: Generator[None, None, None]) -> None:
         def remove(done: Future[int]) -> None:
             if not done.cancelled() and done.exception() is None:
-                with suppress(RuntimeError):
-                    self._thread.take_turns(Queue(client), steps, f"spans of {client}").add_done_callback(
-                        partial(_log_error, client)
-                    )
+                self._take_turns(client, steps)
 
         once_done(settled, remove)
+
+    def _take_turns(self, client: str, steps: Generator[None, None, None]) -> Future[None]:
+        try:
+            running = self._thread.take_turns(Queue(client), steps, f"spans of {client}")
+        except RuntimeError:
+            # it is stopping, and so is the daemon
+            return finished()
+        running.add_done_callback(partial(_log_error, client))
+        return running
 
 
 def settled_spans(clauses: Sequence[Clause]) -> Generator[None, None, None]:
