@@ -116,9 +116,8 @@ class Registry:
     def _enter(self, obj: Object) -> _Entry:
         entry = self._objects.get(obj.key)
         if entry is None:
-            probes = len({(site.provider, site.name) for site in obj.parsed.sites})
-            entry = self._objects[obj.key] = _Entry(obj, {}, probes)
-            self._probes += probes
+            entry = self._objects[obj.key] = _Entry(obj, {}, obj.parsed.probe_count)
+            self._probes += entry.probes
         return entry
 
     def _drop_unused(self, entry: _Entry) -> bool:

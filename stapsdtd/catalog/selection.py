@@ -29,7 +29,7 @@ def select(
         for each, by in zip(mapped, meant, strict=True):
             if by:
                 chosen = yield from selectors.choose(by, each.object.parsed.sites)
-                yield from _probes(each, [of for of in chosen if _is_of(selectors.pids(of), each.pids)])
+                yield from _probes(each, chosen, selectors)
 
 
 def _few(objects: Iterable[MappedObject]) -> Iterator[list[MappedObject]]:
@@ -48,10 +48,11 @@ def _is_of(named: frozenset[int] | None, pids: Iterable[int]) -> bool:
     return named is None or not named.isdisjoint(pids)
 
 
-def _probes(mapped: MappedObject, chosen: list[Chosen]) -> Iterator[list[Probe] | None]:
+def _probes(mapped: MappedObject, chosen: list[Chosen], selectors: SelectorSet) -> Iterator[list[Probe] | None]:
     named: dict[tuple[str, str], list[Site]] = {}
     for number, each in enumerate(chosen, 1):
-        named.setdefault((each.site.provider, each.site.name), []).append(each.site)
+        if _is_of(selectors.pids(each), mapped.pids):
+            named.setdefault((each.site.provider, each.site.name), []).append(each.site)
         if number % _SITES_PER_STEP == 0:
             yield None
     probes: list[Probe] = []

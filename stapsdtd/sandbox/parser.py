@@ -103,6 +103,7 @@ class SandboxedParser:
             with contextlib.suppress(ObjectUnreadableError), debug_file(parsed.build_id) as found:
                 if found is not None:
                     parsed = self._parse([descriptor, found], pid, seconds)
+        parsed.prepare()
         return parsed
 
     def _parse(self, descriptors: Sequence[int], pid: int, seconds: float | None) -> ParsedObject:
