@@ -7,6 +7,7 @@ resume at a sequence number. Events that are discarded before they were ever del
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -163,10 +164,12 @@ class EventLog:
                 return None
             entry = self._entries.get(seq)
             if entry is None:
-                entry = next((each for each in self._entries.values() if each.next_seq > seq), None)
-            # all that it had may be discarded
-            if entry is None:
-                return None
+                # all that it had may be discarded
+                if not self._entries:
+                    return None
+                # each begins where the one before ends; there may be 100,000
+                first_seqs = list(self._entries)
+                entry = self._entries[first_seqs[max(bisect_right(first_seqs, seq) - 1, 0)]]
             self._read_to = max(self._read_to, entry.next_seq)
         return entry.starting_at(seq)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import threading
 import tracemalloc
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -407,3 +408,18 @@ def test_client_that_reads_now_and_then_takes_a_bounded_memory() -> None:
         tracemalloc.stop()
     counts = log.counts()
     assert (counts.received, counts.delivered, counts.lost) == (20_000, 10_000, 10_000)
+
+
+def test_client_that_resumes_within_an_entry_is_not_searched_for() -> None:
+    """Of 20,000 entries, which are kept until others need their room."""
+    log, one = EventLog(1 << 30, lambda: None), batch([1])
+    for _ in range(20_000):
+        log.append(one)
+    log.append(batch([1, 2, 3]))
+    seq = None
+    while (entry := log.read(seq)) is not None:
+        log.handed_out(entry, seq := entry.next_seq)
+    begin = thread_time()
+    log.resume(20_002)
+    assert numbers_of(log.read(20_002)) == [20_002, 20_003]
+    assert thread_time() - begin < 0.001
