@@ -12,8 +12,9 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from glob import escape, glob
+
+from stapsdtd.globs import matches
 
 NO_NOTES = "has no stapsdt note"
 """What the server says of a file without probes, whose list is refused."""
@@ -190,7 +191,7 @@ def has_runtime(runtime: Runtime, files: Iterable[str]) -> bool:
     """Report whether files, of one program, are called like the runtime's program or one of its libraries."""
     libraries = [os.path.basename(each) for each in runtime.libraries]
     names = [os.path.basename(each.removesuffix(" (deleted)")) for each in files]
-    return any(runtime.programs.fullmatch(name) or any(fnmatch(name, each) for each in libraries) for name in names)
+    return any(runtime.programs.fullmatch(name) or any(matches(name, each) for each in libraries) for name in names)
 
 
 def files_of(runtime: Runtime, program: str) -> list[str]:

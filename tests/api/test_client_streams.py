@@ -11,7 +11,7 @@ import pytest
 
 from stapsdtd.client import AsyncClient, Client, ColumnBatch, Descriptions, Encoding, EventBatch, Status
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.fake_server import FakeServer, armed, serving
+from tests.api.fake_server import PATIENCE_SECONDS, FakeServer, armed, serving
 
 EVENTS = 300
 
@@ -92,7 +92,11 @@ def test_closing_a_stream_that_waits_ends_its_call(server: FakeServer) -> None:
             await stream.aclose()
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
-            assert len(asyncio.all_tasks()) == 1
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await asyncio.gather(
+                    *(each for each in asyncio.all_tasks() if each is not asyncio.current_task()),
+                    return_exceptions=True,
+                )
 
     run(server, test)
 
