@@ -12,10 +12,12 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import SelectedSite, parse
 from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.model import Capture
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.sessions import log
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.spec import ClauseSpec, SpanSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
+from stapsdtd.sessions.sweeping import settled_spans
 from stapsdtd.spans.span import Span, SpanCounts
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, batch, captured, sample_object, site
@@ -57,6 +59,7 @@ def test_starts_of_threads_that_ended_are_told_at_the_end() -> None:
         pass
     clause.sink.deliver(batch([1], pid=[ended.pid], tid=[ended.pid], site_id=begin))
     assert subscription.account().spans == SpanCounts(starts=1)
+    finish(settled_spans(subscription.clauses))
     subscription.end(EndReason.UNSUBSCRIBED)
     assert subscription.account().spans == SpanCounts(starts=1, died=1)
 
