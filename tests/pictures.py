@@ -65,7 +65,7 @@ class Picture:
 PICTURES = {
     "trace": Picture(
         "stapsdt trace 'shop:request(arg0:str, arg1)' 'hotspot:vm-init*' 'postgresql:query-start(arg0:str)' --count 18",
-        112,
+        132,
     ),
     "list": Picture("stapsdt list ':python3.11::'", 84),
     "top": Picture("stapsdt top 'postgresql:query-start' 'postgresql:transaction-commit' --interval 2 --count 1", 96),

@@ -21,8 +21,7 @@ from tests.api.commands import PROGRAM, Start, finish, starting
 from tests.api.fake_server import FakeServer, armed, bad_request, serving
 
 SIMPLE_PROTOCOL = (
-    "stapsdt: postgresql:query__start: PostgreSQL fires it only for the simple protocol, as of psql; statements that "
-    "drivers prepare, or send with parameters, fire statement__status and query__execute__start"
+    "stapsdt: postgresql:query__start: fired in the simple protocol only; others fire query__execute__start"
 )
 
 
