@@ -127,5 +127,5 @@ class Rights:
         return self.trace is None or (users is not None and users <= self.trace)
 
 
-def revoked() -> AccessDeniedError:
-    return AccessDeniedError("the server's policy changed and no longer allows this", "trace")
+def revoked(right: str) -> AccessDeniedError:
+    return AccessDeniedError("the server's policy changed and no longer allows this", right)

@@ -65,4 +65,4 @@ class Streams:
             # the stream of an ending subscription still delivers what fired before, and ends with its own End
             is_live = not stream.subscription.is_ending
             if is_live and (rights is None or not rights.may_use(stream.subscription)):
-                stream.stop(revoked())
+                stream.stop(revoked("trace"))

@@ -65,7 +65,7 @@ class Watch:
     def apply(self, rights: Rights | None) -> None:
         """Continue with new rights, or stop if there are none. Wakes `next`, so that they take effect at once."""
         if rights is None or rights.list == NO_USERS:
-            self.stop(revoked())
+            self.stop(revoked("list"))
         elif rights != self.caller.rights:
             self.caller = replace(self.caller, rights=rights)
             self._woken.set()

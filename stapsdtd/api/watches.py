@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from functools import partial
 
@@ -19,15 +19,17 @@ from stapsdtd.api.watch import Watch
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.catalog.probe_view import ProbeView
 from stapsdtd.catalog.registry import MappedObject
+from stapsdtd.catalog.selection import portions
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.errors import LimitReachedError, StapsdtdError
-from stapsdtd.model import Probe
+from stapsdtd.model import Object, Probe
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
 _VISIBILITY_SECONDS = 0.5
 """How often a restricted watch checks which processes it may show."""
 _FEW_SITES = 4096
+"""What is to be told of so many takes little memory, also if the client does not read it."""
 
 
 class Watches:
@@ -68,7 +70,7 @@ class Watches:
         watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
 
         async def changed(objects: Iterable[MappedObject]) -> AsyncGenerator[tuple[bool, Probe]]:
-            for some in _few(objects):
+            for some in portions(objects, _sites, _FEW_SITES):
                 for change in await self._listing.in_turns(watch.caller.rights.client, view.update(some)):
                     yield change
 
@@ -105,18 +107,8 @@ class Watches:
                 self._open.discard(watch)
 
 
-def _few(objects: Iterable[MappedObject]) -> Iterator[list[MappedObject]]:
-    """Divide objects so that what is to be told of some takes little memory, also if the client does not read it."""
-    some: list[MappedObject] = []
-    sites = 0
-    for each in objects:
-        some.append(each)
-        sites += len(each.object.parsed.sites)
-        if sites >= _FEW_SITES:
-            yield some
-            some, sites = [], 0
-    if some:
-        yield some
+def _sites(obj: Object) -> int:
+    return len(obj.parsed.sites)
 
 
 def _change(change: pb.WatchProbesResponse.Change.ValueType) -> bytes:

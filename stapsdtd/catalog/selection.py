@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selector_set import Chosen, SelectorSet
-from stapsdtd.model import Probe, Site
+from stapsdtd.model import Object, Probe, Site
 
-_OBJECTS_PER_STEP = 256
 _PROVIDERS_PER_STEP = 1024
+_PROVIDERS_OF_OBJECT = 4
+"""As many take as long as an object itself."""
 _SITES_PER_STEP = 2048
 
 
@@ -21,7 +22,7 @@ def select(
     Each step yields what it found, None if nothing. pids: at least one of them must map the probe; empty for any
     process.
     """
-    for some in _few(objects):
+    for some in portions(objects, _effort, _PROVIDERS_PER_STEP):
         mapped = [each for each in some if not pids or not pids.isdisjoint(each.pids)]
         names = [(each.object.path, each.object.parsed.providers) for each in mapped]
         meant = yield from selectors.meant(names)
@@ -32,16 +33,24 @@ def select(
                 yield from _probes(each, chosen, selectors)
 
 
-def _few(objects: Iterable[MappedObject]) -> Iterator[list[MappedObject]]:
+def portions(
+    objects: Iterable[MappedObject], effort: Callable[[Object], int], most: int
+) -> Iterator[list[MappedObject]]:
+    """Divide objects into lists, each of which is complete once it takes this effort."""
     some: list[MappedObject] = []
-    providers = 0
+    taken = 0
     for each in objects:
         some.append(each)
-        providers += len(each.object.parsed.providers)
-        if len(some) >= _OBJECTS_PER_STEP or providers >= _PROVIDERS_PER_STEP:
+        taken += effort(each.object)
+        if taken >= most:
             yield some
-            some, providers = [], 0
-    yield some
+            some, taken = [], 0
+    if some:
+        yield some
+
+
+def _effort(obj: Object) -> int:
+    return _PROVIDERS_OF_OBJECT + len(obj.parsed.providers)
 
 
 def _is_of(named: frozenset[int] | None, pids: Iterable[int]) -> bool:

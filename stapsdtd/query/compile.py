@@ -29,7 +29,7 @@ from stapsdtd.query.expression import (
     parts,
     walk,
 )
-from stapsdtd.query.needs import why_not_at, why_not_of
+from stapsdtd.query.needs import why_not_at
 from stapsdtd.query.outcomes import ALL_BITS
 from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, UNDECIDED, Operation, Program, Source, Test, in_order
 
@@ -104,13 +104,8 @@ def compile_for(expression: Condition, site: Site) -> Program:
             raise ValueError(reason)
 
 
-def why_not(expression: Condition, site: Site) -> str | None:
-    """Return why hits of a site cannot be tested, for users; None if they can."""
-    return why_not_tested(expression, site.arguments)
-
-
-def why_not_tested(expression: Condition, arguments: tuple[Argument, ...]) -> str | None:
-    """As `why_not`, of sites with these arguments."""
+def why_not(expression: Condition, arguments: tuple[Argument, ...]) -> str | None:
+    """Return why hits of sites with these arguments cannot be tested, for users; None if they can."""
     found = _compiled(expression, arguments)
     return found if isinstance(found, str) else None
 
@@ -141,7 +136,7 @@ def why_not_calculated(expression: Expression, site: Site) -> str | None:
         return NOT_INTEGER
     if operations(expression) > MAX_OPERATIONS:
         return TOO_LONG
-    return why_not_at(expression, site) or _why_no_integers(expression, site.arguments)
+    return why_not_at(expression, site.arguments) or _why_no_integers(expression, site.arguments)
 
 
 def comparisons(expression: Expression) -> Iterator[Comparison]:
@@ -172,7 +167,7 @@ def _misfit(expression: Condition, arguments: tuple[Argument, ...]) -> str | Non
     for comparison in comparisons(expression):
         if reason := _misfit_of(comparison, arguments):
             return reason
-    return why_not_of(expression, arguments) or _why_no_integers(expression, arguments)
+    return why_not_at(expression, arguments) or _why_no_integers(expression, arguments)
 
 
 def _misfit_of(comparison: Comparison, arguments: tuple[Argument, ...]) -> str | None:

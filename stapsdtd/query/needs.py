@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from functools import lru_cache
 
-from stapsdtd.model import Argument, BuiltIn, Capture, Site, Unavailable
+from stapsdtd.model import Argument, BuiltIn, Capture, Unavailable
 from stapsdtd.query.expression import (
     INTEGERS_ONLY,
     STRING_FIELDS,
@@ -98,14 +98,9 @@ def _type_of(expression: Expression, arguments: tuple[Argument, ...]) -> Type:
             return Type.CONDITION
 
 
-def why_not_at(expression: Expression, site: Site) -> str | None:
-    """Return why an expression cannot be evaluated at a site, for users; None if it can."""
-    return why_not_of(expression, site.arguments)
-
-
 @lru_cache(maxsize=1 << 10)
-def why_not_of(expression: Expression, arguments: tuple[Argument, ...]) -> str | None:
-    """As `why_not_at`, of a site with these arguments."""
+def why_not_at(expression: Expression, arguments: tuple[Argument, ...]) -> str | None:
+    """Return why an expression cannot be evaluated at sites with these arguments, for users; None if it can."""
     try:
         _type_of(expression, arguments)
     except MisfitError as error:

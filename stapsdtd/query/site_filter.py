@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, SiteCapture
 from stapsdtd.query.at_site import at_site
-from stapsdtd.query.compile import untestable, why_not, why_not_tested
+from stapsdtd.query.compile import untestable, why_not
 from stapsdtd.query.expression import Condition, all_of, conjuncts
-from stapsdtd.query.needs import needs, why_not_at, why_not_of
+from stapsdtd.query.needs import needs, why_not_at
 from stapsdtd.runtime.slices import Turn
 
 WhyNotCaptured = Callable[[Capture, Argument | BuiltIn], str | None]
@@ -54,7 +54,7 @@ class SiteFilter:
         """Return why the daemon cannot evaluate its part; None if it can. What is tested is the engine's to refuse."""
         if self.evaluated is None:
             return None
-        if reason := why_not_at(self.evaluated, self.site):
+        if reason := why_not_at(self.evaluated, self.site.arguments):
             return reason
         for capture in self.captures[self.width :]:
             if reason := why_not_at_hit(capture, self.site, why_not_captured):
@@ -77,7 +77,7 @@ def evaluated_late(condition: Condition | None, sites: Collection[Site]) -> Gene
             reasons |= late
             for each in whole:
                 if each not in reasons and not _is_tested(each, site.arguments):
-                    reasons[each] = why_not(each, site) or ""
+                    reasons[each] = why_not(each, site.arguments) or ""
         if turn.is_over:
             yield
             turn.begin()
@@ -114,7 +114,7 @@ def _divided_at(
 
 def _is_tested(condition: Condition, arguments: tuple[Argument, ...]) -> bool:
     """Report whether the engine tests a condition; also one that nobody can evaluate, so that it tells why."""
-    return why_not_tested(condition, arguments) is None or why_not_of(condition, arguments) is not None
+    return why_not(condition, arguments) is None or why_not_at(condition, arguments) is not None
 
 
 def why_not_at_hit(capture: Capture, site: Site, why_not_captured: WhyNotCaptured) -> str | None:

@@ -50,7 +50,7 @@ class ExpressionSource:
         return is_bytes(self.expression)
 
     def why_not_at(self, site: Site) -> str | None:
-        return why_not_at(self.expression, site)
+        return why_not_at(self.expression, site.arguments)
 
     def column(self, events: SiteEvents) -> ValueColumn:
         return evaluate(self.expression, events)

@@ -6,9 +6,10 @@ stream, so that what is tested is the client alone.
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -20,6 +21,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from stapsdtd.client import AsyncClient
 from stapsdtd.v1 import kernel_functions_pb2 as functions_pb
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceServicer, add_StapsdtServiceServicer_to_server
@@ -375,3 +377,13 @@ def serving() -> Iterator[FakeServer]:
             yield fake
         finally:
             server.stop(grace=None).wait()
+
+
+def run(server: FakeServer, test: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    """Run a test of an asyncio client in an event loop of its own."""
+
+    async def connected() -> None:
+        async with AsyncClient(server.target) as client:
+            await test(client)
+
+    asyncio.run(connected())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,21 +18,13 @@ from stapsdtd.client import (
     StillSubscribedError,
 )
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.fake_server import FakeServer, bad_request, probe, serving
+from tests.api.fake_server import FakeServer, bad_request, probe, run, serving
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     with serving() as fake:
         yield fake
-
-
-def run(server: FakeServer, test: Callable[[AsyncClient], Awaitable[None]]) -> None:
-    async def connected() -> None:
-        async with AsyncClient(server.target) as client:
-            await test(client)
-
-    asyncio.run(connected())
 
 
 def test_unary_calls(server: FakeServer) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from stapsdtd.client import AsyncClient, Client, ColumnBatch, Descriptions, Encoding, EventBatch, Status
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.fake_server import PATIENCE_SECONDS, FakeServer, armed, serving
+from tests.api.fake_server import PATIENCE_SECONDS, FakeServer, armed, run, serving
 
 EVENTS = 300
 
@@ -20,14 +20,6 @@ EVENTS = 300
 def server() -> Iterator[FakeServer]:
     with serving() as fake:
         yield fake
-
-
-def run(server: FakeServer, test: Callable[[AsyncClient], Awaitable[None]]) -> None:
-    async def connected() -> None:
-        async with AsyncClient(server.target) as client:
-            await test(client)
-
-    asyncio.run(connected())
 
 
 def fire_now_and_then(server: FakeServer) -> None:

@@ -98,9 +98,9 @@ def test_cgroup_deeper_than_a_test_can_look_is_refused() -> None:
     """Users may nest theirs as they like."""
     deepest, deeper = (Comparison(Field.CGROUP, EQ, Cgroup("/a", 4711, level)) for level in (255, 256))
     assert encode_filters([(0, Filter(None, frozenset(), compile_for(deepest, site())))], {})
-    reason = why_not(deeper, site())
+    reason = why_not(deeper, site().arguments)
     assert reason == "cannot filter by a cgroup 256 levels deep; the limit is 255"
-    assert why_not(And((deepest, deeper)), site()) == reason
+    assert why_not(And((deepest, deeper)), site().arguments) == reason
 
 
 @pytest.mark.parametrize(
@@ -170,27 +170,27 @@ def test_what_no_jump_leads_to_is_left_out(text: str, tests: int, start: int) ->
 )
 def test_why_not(operand: object, size: int, is_float: bool, reason: str | None) -> None:
     found = replace(argument(size=size), operand=operand, is_float=is_float)
-    assert why_not(parsed("pid == 1 || arg0"), site_of(found)) == reason
-    assert why_not(parsed("pid == 1"), site_of(found)) is None
+    assert why_not(parsed("pid == 1 || arg0"), site_of(found).arguments) == reason
+    assert why_not(parsed("pid == 1"), site_of(found).arguments) is None
     if reason is not None:
         with pytest.raises(ValueError, match="cannot filter by"):
             compile_for(parsed("arg0"), site_of(found))
 
 
 def test_argument_beyond_the_sites_own() -> None:
-    assert why_not(parsed("arg2"), site_of(argument(), argument())) == (
+    assert why_not(parsed("arg2"), site_of(argument(), argument()).arguments) == (
         "it has 2 arguments, so there is no arg2 to filter by"
     )
     # also where it would never be looked at
-    assert why_not(parsed("arg0 < 0 && arg2"), site_of(argument())) is not None
+    assert why_not(parsed("arg0 < 0 && arg2"), site_of(argument()).arguments) is not None
 
 
 def test_too_many_tests() -> None:
     def several(count: int) -> Condition:
         return Or(tuple(Comparison(Field.PID, EQ, pid) for pid in range(count)))
 
-    assert why_not(several(MAX_TESTS), site()) is None
-    assert why_not(several(MAX_TESTS + 1), site()) == "the expression needs 65 tests here; the limit is 64"
+    assert why_not(several(MAX_TESTS), site().arguments) is None
+    assert why_not(several(MAX_TESTS + 1), site().arguments) == "the expression needs 65 tests here; the limit is 64"
 
 
 @st.composite

@@ -42,7 +42,7 @@ def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[
 
 def _untestable(predicate: Condition, site: Site, architecture: str) -> str | None:
     """Return why this engine cannot test a predicate at a site, or None if it can."""
-    reason = why_not(predicate, site)
+    reason = why_not(predicate, site.arguments)
     if reason is not None:
         return reason
     for each in walk(predicate):
