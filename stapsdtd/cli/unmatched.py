@@ -165,7 +165,9 @@ async def subscribed(
     async with subscription:
         # hints may take longer than the lease
         subscription.open_stream()
-        hints = await _hints(client, selectors, subscription.sites, options)
+        hints, moved = await asyncio.gather(
+            _hints(client, selectors, subscription.sites, options), MovedTexts(client, wanted.texts, options).look()
+        )
         yield (
             subscription,
             replace(
@@ -175,7 +177,7 @@ async def subscribed(
                 added_late=subscription.added_late,
                 shared_files=_shared_files(subscription, options),
                 conditions=_conditions(selectors, subscription.sites),
-                moved=await MovedTexts(client, wanted.texts, options).look(),
+                moved=moved,
                 left_out=frequent.hint(options.exclude, _providers(selectors, subscription.sites)),
             ),
         )
